@@ -1,0 +1,42 @@
+//! Every loop over floats, and every `unsafe`, of octavo. This crate knows arrays and devices; it has never heard of a
+//! request, a sequence's owner or a sampler's policy.
+//!
+//! Read in this order: [`types`] (what a weight's bytes mean), [`ops`] (the fused operations of a decoder, as the trait
+//! [`Backend`]), [`reference`] (the plain loops that define each operation) and [`cpu`] (the fast versions).
+
+pub mod types; // element and block types, and how their bytes decode to f32
+pub mod ops; // trait Backend: the operations, shapes in each doc
+pub mod reference; // plain loops that define each operation; never made fast
+pub mod cpu; // packed weights, vector kernels, the worker pool
+pub mod file; // a read-only mapped file
+
+pub use ops::{
+    Activation, Backend, CacheDtype, CacheShape, Heads, Mask, RopeSpec, RopeStyle, Segment, StepInput, StepLimits, Weight,
+};
+pub use types::DType;
+
+/// What can go wrong when a backend is opened or takes memory. Operations themselves cannot fail on a CPU; on a device
+/// they report here.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The memory for `what` could not be had.
+    #[error("no memory for {what}: {bytes} bytes were asked for")]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// How much was asked for.
+        bytes: usize,
+    },
+    /// A setting that this machine or build cannot honour.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A weight's shape, type or byte count does not fit what the operation needs.
+    #[error("{0}")]
+    BadWeight(String),
+    /// The device failed while computing.
+    #[error("device failure: {0}")]
+    Device(String),
+}
+
+/// The result of anything here that can fail.
+pub type Result<T, E = BackendError> = std::result::Result<T, E>;

@@ -1,0 +1,296 @@
+//! The fused operations of a decoder, as one trait.
+//!
+//! A backend owns its memory: weights are handed over once ([`Backend::matrix`], [`Backend::vector`]), buffers and the
+//! paged KV cache are taken at load. A step begins with [`Backend::begin`], which gives the backend everything about the
+//! step that is not a float (ids, positions, block tables); the operations then run in order on buffers. None of them
+//! allocates, none returns a tensor.
+//!
+//! **Bit-exactness.** The value of an output row depends on that row's inputs alone, never on how many rows are in the
+//! step, which chunk of a prompt they came in, or how many threads run: every implementation fixes one order of
+//! additions per output element. Attention walks a sequence's cached positions in one fixed order, in splits of
+//! [`KV_SPLIT`] positions counted from the sequence's start.
+
+use crate::{DType, Result};
+
+/// Attention accumulates over runs of this many positions and then merges the runs in order. Counted from position 0 of
+/// the sequence, so that the order of additions depends on a sequence's own length alone.
+pub const KV_SPLIT: usize = 256;
+
+/// A weight as it lies in its file: row-major `(rows, cols)`, `rows` outputs by `cols` inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight<'a> {
+    /// Element or block type of `bytes`.
+    pub dtype: DType,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs; a multiple of the type's block length.
+    pub cols: usize,
+    /// Exactly `rows · dtype.row_bytes(cols)` bytes.
+    pub bytes: &'a [u8],
+}
+
+/// The largest step a backend must be ready for. Buffers and scratch are sized by it, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Token rows in one step.
+    pub rows: usize,
+    /// Sequences in one step.
+    pub segments: usize,
+    /// Entries of all block tables of one step together.
+    pub table_entries: usize,
+}
+
+/// One sequence's part of a step: consecutive rows, and the blocks that hold its keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The first of its rows.
+    pub first_row: usize,
+    /// How many rows; at least 1.
+    pub rows: usize,
+    /// Tokens in the cache once this step's rows are written. Row `i` sits at position `context - rows + i`.
+    pub context: usize,
+    /// Where its block table begins in [`StepInput::block_tables`]; it has `ceil(context / block_size)` entries. Entries
+    /// wholly outside every row's window may be [`StepInput::NO_BLOCK`].
+    pub first_table_entry: usize,
+}
+
+/// Everything about a step that is not a float.
+#[derive(Clone, Copy, Debug)]
+pub struct StepInput<'a> {
+    /// Token id of every row.
+    pub ids: &'a [u32],
+    /// Position of every row in its own sequence.
+    pub positions: &'a [u32],
+    /// Where every row's key and value go: `block · block_size + offset`.
+    pub slots: &'a [u32],
+    /// The sequences, in row order, covering all rows.
+    pub segments: &'a [Segment],
+    /// The block tables of all segments, one after another.
+    pub block_tables: &'a [u32],
+}
+
+impl StepInput<'_> {
+    /// A block table entry whose block has been given back (it lies before every window of the segment).
+    pub const NO_BLOCK: u32 = u32::MAX;
+}
+
+/// How attention heads share one projected row: `[query heads | key heads | value heads] · head_dim`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key (and value) heads; divides `query`.
+    pub kv: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Width of a projected row: queries, keys and values side by side.
+    pub fn qkv_width(&self) -> usize {
+        (self.query + 2 * self.kv) * self.head_dim
+    }
+    /// Width of the attention's output row.
+    pub fn query_width(&self) -> usize {
+        self.query * self.head_dim
+    }
+}
+
+/// Which two components of a head rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// `(i, i + rotary_dim/2)`: GPT-NeoX, and every Hugging Face checkpoint.
+    Halves,
+    /// `(2i, 2i + 1)`: the original RoFormer order, and `llama` GGUF files.
+    Interleaved,
+}
+
+/// A rotary embedding: `angle[i] = position · inv_freq[i]`; cos and sin are multiplied by `scale`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// Pairing.
+    pub style: RopeStyle,
+    /// One frequency per rotated pair; `rotary_dim = 2 · inv_freq.len()`, the rest of the head passes through.
+    pub inv_freq: Vec<f32>,
+    /// Multiplies cos and sin (yarn and longrope set it; 1 otherwise).
+    pub scale: f32,
+}
+
+/// What a query may see.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mask {
+    /// Multiplies `q·k`.
+    pub scale: f32,
+    /// A query at position `p` sees positions `> p - window`; `None`: all up to `p`.
+    pub window: Option<usize>,
+    /// `cap · tanh(score / cap)` before the softmax.
+    pub soft_cap: Option<f32>,
+}
+
+/// The gate's non-linearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+    GeluTanh,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CacheDtype {
+    /// 4 bytes, exact.
+    #[default]
+    F32,
+    /// 2 bytes, IEEE half.
+    F16,
+    /// 2 bytes, bfloat16.
+    Bf16,
+}
+
+impl CacheDtype {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// The paged KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, the inner order being the backend's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers.
+    pub layers: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// Positions in a block; a multiple of 16.
+    pub block_size: usize,
+    /// Key heads (and as many value heads).
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Element type.
+    pub dtype: CacheDtype,
+}
+
+impl CacheShape {
+    /// Bytes of one block over all layers, keys and values.
+    pub fn block_bytes(&self) -> usize {
+        2 * self.layers * self.kv_heads * self.head_dim * self.block_size * self.dtype.bytes()
+    }
+    /// Bytes of the whole pool.
+    pub fn bytes(&self) -> usize {
+        self.blocks * self.block_bytes()
+    }
+}
+
+/// The operations of a decoder over one device's memory.
+///
+/// Buffers are `(rows, width)` row-major f32; an operation touches the first `rows` rows it is told of. Callers pass
+/// shapes that fit; implementations check them once, with `assert!`, before any fast loop.
+pub trait Backend: Send + 'static {
+    /// A packed weight `(outputs, inputs)`.
+    type Matrix: Send;
+    /// A vector of f32 on the device.
+    type Vector: Send;
+    /// Scratch or activations: `(max rows, width)` of f32.
+    type Buffer: Send;
+    /// The paged KV cache of all layers.
+    type Cache: Send;
+    /// A registered rotary embedding.
+    type Rope: Send;
+
+    /// One line for people: instruction set or card, threads.
+    fn describe(&self) -> String;
+
+    /// Packs one or several weights with equal `cols` into one matrix whose outputs are theirs one after another (so q,
+    /// k and v, or gate and up, run as one product whatever their types).
+    fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Self::Matrix>;
+    /// Bytes that `matrix` occupies.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+    /// Takes a vector (a norm's weight, a bias).
+    fn vector(&mut self, values: &[f32]) -> Result<Self::Vector>;
+    /// Takes a buffer of `(rows, width)`, zeroed.
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer>;
+    /// Takes the KV cache, all blocks at once.
+    fn cache(&mut self, shape: CacheShape) -> Result<Self::Cache>;
+    /// Registers a rotary embedding; its angles for a step's rows are ready after [`Backend::begin`].
+    fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
+
+    /// Begins a step: keeps a copy of `input` for the operations that follow. Panics if it exceeds the limits the
+    /// backend was opened with.
+    fn begin(&mut self, input: &StepInput<'_>);
+
+    /// `out[r] = table[ids[r]] · scale`. `out` is `(rows, cols)`.
+    fn embed(&mut self, out: &mut Self::Buffer, table: &Self::Matrix, scale: f32);
+
+    /// `out[r] = x[r] / rms(x[r]) · weight`, `rms(x) = √(mean(x²) + eps)`.
+    fn rms_norm(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, weight: &Self::Vector, eps: f32, rows: usize);
+
+    /// The residual step between two sub-layers, in one pass over the row:
+    /// `residual += scale · (post ? rms_norm(delta, post) : delta)`, then `out = next ? rms_norm(residual, next) :
+    /// residual`.
+    #[allow(clippy::too_many_arguments)]
+    fn residual_norm(
+        &mut self,
+        residual: &mut Self::Buffer,
+        delta: &Self::Buffer,
+        post: Option<&Self::Vector>,
+        scale: f32,
+        out: &mut Self::Buffer,
+        next: Option<&Self::Vector>,
+        eps: f32,
+        rows: usize,
+    );
+
+    /// `out[r] = matrix · x[r] (+ bias)`. `x` is `(rows, inputs)`, `out` is `(rows, outputs)`.
+    fn linear(
+        &mut self,
+        out: &mut Self::Buffer,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        rows: usize,
+    );
+
+    /// For every row of the step: norms each query and key head (where a norm is given), rotates them in place, and
+    /// writes key and value into the cache at the row's slot. `qkv` is `(rows, heads.qkv_width())`.
+    #[allow(clippy::too_many_arguments)]
+    fn rope_and_cache(
+        &mut self,
+        qkv: &mut Self::Buffer,
+        cache: &mut Self::Cache,
+        layer: usize,
+        heads: Heads,
+        query_norm: Option<&Self::Vector>,
+        key_norm: Option<&Self::Vector>,
+        eps: f32,
+        rope: &Self::Rope,
+    );
+
+    /// Causal attention of every row of the step over its sequence's cached positions. Reads the queries from `qkv`,
+    /// writes `(rows, heads.query_width())`.
+    fn attention(
+        &mut self,
+        out: &mut Self::Buffer,
+        qkv: &Self::Buffer,
+        cache: &Self::Cache,
+        layer: usize,
+        heads: Heads,
+        mask: Mask,
+    );
+
+    /// `out[r] = activation(gate_up[r][..width]) · gate_up[r][width..]`. `gate_up` is `(rows, 2 · width)`.
+    fn gated(&mut self, out: &mut Self::Buffer, gate_up: &Self::Buffer, activation: Activation, width: usize, rows: usize);
+
+    /// `out[i] = x[rows[i]]`: the rows that need logits.
+    fn gather(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, rows: &[u32]);
+
+    /// `x = soft_cap ? cap · tanh(x · scale / cap) : x · scale`, in place, over `(rows, width)`.
+    fn scale_and_cap(&mut self, x: &mut Self::Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize);
+
+    /// The first `rows · width` values on the host. Waits for the device.
+    fn read<'a>(&'a mut self, buffer: &'a Self::Buffer, rows: usize, width: usize) -> &'a [f32];
+}
