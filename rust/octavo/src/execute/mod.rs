@@ -1,0 +1,152 @@
+//! Runs a batch. The scheduler plans in counts; an [`Executor`] turns a plan into tokens.
+//!
+//! It has several homes: [`local`] drives a model over a backend, [`simulated`] only lets time pass. The scheduler cannot
+//! tell which one it drives.
+
+use std::sync::Arc;
+
+use octavo_kernels::{Segment, StepInput};
+
+use crate::request::{RequestId, SamplingParams, TokenLogprobs, Wanted};
+use crate::sample::TokenHistory;
+
+pub mod local; // a model over a backend
+pub mod memory; // how bytes are divided at load
+pub mod simulated; // time without work, for tests, benches and planning
+
+/// One step's work, as flat arrays that a backend can take as they are. Row `i` is one token to run.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Number of this step, from 0.
+    pub step: u64,
+    /// Token id of every row.
+    pub ids: Vec<u32>,
+    /// Position of every row in its sequence.
+    pub positions: Vec<u32>,
+    /// `block · block_size + offset` of every row's key and value.
+    pub slots: Vec<u32>,
+    /// One per sequence in the batch, in row order.
+    pub segments: Vec<Segment>,
+    /// Block tables of the segments, one after another.
+    pub block_tables: Vec<u32>,
+    /// One per segment: whose it is and what is wanted of it.
+    pub entries: Vec<Entry>,
+}
+
+impl Batch {
+    /// The part that a backend needs.
+    pub fn input(&self) -> StepInput<'_> {
+        StepInput {
+            ids: &self.ids,
+            positions: &self.positions,
+            slots: &self.slots,
+            segments: &self.segments,
+            block_tables: &self.block_tables,
+        }
+    }
+    /// Token rows in the batch.
+    pub fn rows(&self) -> usize {
+        self.ids.len()
+    }
+    /// Forgets the contents, keeps the memory.
+    pub fn clear(&mut self) {
+        self.ids.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.segments.clear();
+        self.block_tables.clear();
+        self.entries.clear();
+    }
+}
+
+/// What is wanted of one sequence in a batch.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Whose rows these are.
+    pub id: RequestId,
+    /// Draw a token after the last row (every known token has been run). `None` for a chunk that does not end the prompt.
+    pub draw: Option<Draw>,
+    /// Log-probabilities of the prompt tokens that follow this segment's rows, with so many alternatives. The tokens are
+    /// `prompt_next`, one per row but for the last row of the prompt, which has none.
+    pub prompt_logprobs: Option<usize>,
+    /// See `prompt_logprobs`; empty otherwise.
+    pub prompt_next: Vec<u32>,
+    /// Raw logits to give back.
+    pub logits: LogitRows,
+}
+
+/// Which rows' raw logits are to be given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None.
+    #[default]
+    None,
+    /// The last row's.
+    Last,
+    /// All rows'.
+    All,
+}
+
+impl LogitRows {
+    /// For a chunk of a request that wants `wanted`, `last` if it ends the prompt.
+    pub fn of(wanted: Wanted, last: bool) -> Self {
+        match (wanted, last) {
+            (Wanted::AllLogits, _) => Self::All,
+            (Wanted::LastLogits, true) => Self::Last,
+            _ => Self::None,
+        }
+    }
+}
+
+/// Everything a draw depends on, besides the logits. Nothing here knows the batch.
+#[derive(Clone, Debug)]
+pub struct Draw {
+    /// How to choose.
+    pub params: Arc<SamplingParams>,
+    /// Seed of the coins.
+    pub seed: u64,
+    /// Position of the token to be drawn: how many tokens are known. With the seed it decides the coin.
+    pub position: usize,
+    /// The tokens before, when `params.needs_history()`.
+    pub history: Option<Arc<TokenHistory>>,
+    /// Tokens that may not be drawn yet (ends before `min_tokens`).
+    pub banned: Arc<[u32]>,
+}
+
+/// What a step gave, one per entry of the batch and in its order.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// The outcome of every entry.
+    pub entries: Vec<EntryOutput>,
+}
+
+/// What a step gave for one entry.
+#[derive(Clone, Debug, Default)]
+pub struct EntryOutput {
+    /// The drawn token, if one was to be drawn; or why there is none: that request's error, nobody else's.
+    pub drawn: Option<Result<Drawn, String>>,
+    /// As asked by `prompt_logprobs`.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// As asked by `logits`: rows of `vocab` values.
+    pub logits: Vec<f32>,
+}
+
+/// A drawn token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drawn {
+    /// The token.
+    pub token_id: u32,
+    /// When `params.logprobs` asks.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Runs batches.
+///
+/// `launch` may return before the device is done; `collect` waits for the oldest launched batch. An `Err` from either is
+/// the engine's end: every request in flight gets it.
+pub trait Executor: Send {
+    /// Starts a batch.
+    fn launch(&mut self, batch: &Batch) -> Result<(), String>;
+    /// The result of the oldest batch that was launched.
+    fn collect(&mut self) -> Result<StepOutput, String>;
+}
