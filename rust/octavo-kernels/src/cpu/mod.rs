@@ -10,7 +10,13 @@
 pub mod isa; // which instruction set this process uses
 pub mod vector; // 16 lanes on every instruction set
 pub mod pool; // workers that run one parallel region at a time
+pub mod memory; // zeroed, aligned, in huge pages
+pub mod pack; // weights in tiles of 16 outputs, packed once
+pub mod quantise; // activations in int8
+pub mod linear; // weights times activations
+pub mod embed; // rows of a packed matrix
 
+mod format; // how a block type lies in a tile
 mod portable; // the vector as plain arrays
 #[cfg(target_arch = "x86_64")]
 mod avx2;
