@@ -237,6 +237,8 @@ pub struct Request {
     pub cache_salt: Arc<str>,
     /// Whose request it is, for fair sharing.
     pub user: Arc<str>,
+    /// When it came through the door; it has been queueing since.
+    pub arrived: Time,
 }
 
 /// The one way in which a request ended.
