@@ -9,9 +9,12 @@ use super::Product;
 use crate::DType;
 use crate::cpu::format::LANES;
 use crate::cpu::isa::Isa;
-use crate::cpu::memory::Plain;
+use crate::cpu::memory::{Plain, prefetch};
 use crate::cpu::pack::Part;
 use crate::cpu::vector::{Kernel, Vector};
+
+/// How far ahead of its use a weight is asked for; see `quantised`.
+const AHEAD: usize = 4096;
 
 /// The outputs of `tiles` of a part of a dense type, for `rows`.
 pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {
@@ -140,6 +143,7 @@ fn multiply<V: Vector, E: Element, const T: usize, const R: usize>(
     for k in 0..inputs {
         let mut w = [v.splat(0.0); T];
         for t in 0..T {
+            prefetch(&weights[t][k], AHEAD);
             w[t] = E::load(v, &weights[t][k]);
         }
         for r in 0..R {
