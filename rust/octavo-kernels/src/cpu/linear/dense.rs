@@ -113,17 +113,17 @@ impl<E: Element> Tiles<'_, E> {
         let Product { matrix, x, .. } = self.product;
         let inputs = matrix.inputs();
         let mut weights: [&[[E; LANES]]; T] = [&[]; T];
-        for t in 0..T {
-            weights[t] = matrix.dense(self.part, tile + t);
+        for (t, weights) in weights.iter_mut().enumerate() {
+            *weights = matrix.dense(self.part, tile + t);
         }
         let mut rows: [&[f32]; R] = [&[]; R];
-        for r in 0..R {
-            rows[r] = &x[(row + r) * inputs..][..inputs];
+        for (r, rows) in rows.iter_mut().enumerate() {
+            *rows = &x[(row + r) * inputs..][..inputs];
         }
         let sums = multiply(v, weights, rows);
-        for t in 0..T {
-            for r in 0..R {
-                self.product.store(v, self.part, tile + t, row + r, sums[t][r]);
+        for (t, sums) in sums.into_iter().enumerate() {
+            for (r, sum) in sums.into_iter().enumerate() {
+                self.product.store(v, self.part, tile + t, row + r, sum);
             }
         }
         R
