@@ -1,0 +1,50 @@
+//! What can run here at all. A request that never could is told so at once, with the numbers.
+
+use crate::request::{Rejection, Request, Wanted};
+use crate::schedule::SchedulerConfig;
+
+/// Why a request cannot be taken, if so. `waiting` requests are in the queue.
+pub fn refusal(config: &SchedulerConfig, request: &Request, waiting: usize) -> Option<Rejection> {
+    if let Err(why) = fits(config, request) {
+        return Some(Rejection::Impossible(why));
+    }
+    (waiting >= config.max_queue).then_some(Rejection::QueueFull { waiting })
+}
+
+/// Most tokens of prompt and answer together.
+pub fn longest(config: &SchedulerConfig) -> usize {
+    config.max_model_len.min(config.blocks * config.block_size)
+}
+
+/// Most tokens that the request may generate: what it asks, cut to what there is room for.
+pub fn most_new_tokens(config: &SchedulerConfig, request: &Request) -> usize {
+    request.params.max_tokens.min(longest(config).saturating_sub(request.prompt.len()))
+}
+
+fn fits(config: &SchedulerConfig, request: &Request) -> Result<(), String> {
+    let prompt = request.prompt.len();
+    if prompt == 0 {
+        return Err("the prompt is empty; it needs at least one token".into());
+    }
+    let (needed, purpose) = match request.wanted {
+        Wanted::Tokens => (prompt + 1, "with room for one new token"),
+        Wanted::LastLogits | Wanted::AllLogits => (prompt, "whose logits are wanted"),
+    };
+    if needed > config.max_model_len {
+        return Err(format!(
+            "a prompt of {prompt} tokens {purpose} needs a max_model_len of at least {needed}, it is {}",
+            config.max_model_len
+        ));
+    }
+    let blocks = needed.div_ceil(config.block_size);
+    if blocks > config.blocks {
+        return Err(format!(
+            "a prompt of {prompt} tokens {purpose} needs {blocks} KV cache blocks of {} tokens, the cache has {}: raise \
+             kv_cache_bytes to at least {:.2} times what it is",
+            config.block_size,
+            config.blocks,
+            (blocks as f64 / config.blocks as f64 * 100.0).ceil() / 100.0
+        ));
+    }
+    Ok(())
+}
