@@ -71,6 +71,22 @@ pub(crate) fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
+/// Asks for the lines of cache that a value of this type would have, `bytes_ahead` of `from`. A hint: any address will do.
+#[inline(always)]
+pub(crate) fn prefetch<T>(from: &T, bytes_ahead: usize) {
+    let from = std::ptr::from_ref(from).cast::<i8>().wrapping_add(bytes_ahead);
+    for line in (0..size_of::<T>()).step_by(64) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch cannot fault, whatever the address; every x86-64 has it.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,9 +8,15 @@ use std::ops::Range;
 use super::Product;
 use crate::cpu::format::{BLOCK, Codes, Format, Scales, with_format};
 use crate::cpu::isa::Isa;
+use crate::cpu::memory::prefetch;
 use crate::cpu::pack::Part;
 use crate::cpu::quantise::{Block, GROUP};
 use crate::cpu::vector::{Kernel, Vector};
+
+/// How far ahead of its use weights are asked for. With many rows, the work on one block fills the window in which the
+/// core looks ahead by itself. Beyond the end of a tile lies the next one, which is what comes next.
+const CODES_AHEAD: usize = 4096;
+const SCALES_AHEAD: usize = 512;
 
 /// The outputs of `tiles` of a part of a block type, for `rows`, which begin at a group.
 pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {
@@ -74,8 +80,10 @@ fn multiply<V: Vector, F: Format, const R: usize>(
     let per_record = F::Scales::BLOCKS;
     let records = codes.chunks_exact(per_record).zip(rows.chunks_exact(per_record));
     for (scales, (codes, rows)) in scales.iter().zip(records) {
+        prefetch(scales, SCALES_AHEAD);
         let head = scales.head(v);
         for (i, (codes, rows)) in codes.iter().zip(rows).enumerate() {
+            prefetch(codes, CODES_AHEAD);
             let scale = scales.block(v, head, i);
             let codes = codes.load(v);
             for r in 0..R {
