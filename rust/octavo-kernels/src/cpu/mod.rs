@@ -15,6 +15,7 @@ pub mod pack; // weights in tiles of 16 outputs, packed once
 pub mod quantise; // activations in int8
 pub mod linear; // weights times activations
 pub mod embed; // rows of a packed matrix
+pub mod limits; // what this machine can do at most
 pub mod cache; // the paged keys and values
 pub mod backend; // the trait over all of it
 
