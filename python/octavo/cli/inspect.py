@@ -38,7 +38,9 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
         for name, count, size in sorted(found.tensor_types, key=lambda entry: -entry[2])
     ]
     pre = f", pre-tokenizer {found.pre_tokenizer}" if found.pre_tokenizer else ""
-    template = "none" if found.chat_template is None else f"{len(found.chat_template)} characters (--template prints it)"
+    template = (
+        "none" if found.chat_template is None else f"{len(found.chat_template)} characters (--template prints it)"
+    )
     return [
         ("name", found.name or "not given"),
         ("architecture", found.architecture),
