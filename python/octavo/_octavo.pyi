@@ -254,9 +254,12 @@ class Stats:
 
 @final
 class Chat:
-    """Messages and tools for a chat template, as JSON texts."""
+    """Messages and tools for a chat template, as JSON texts; and what its clock shows, in seconds since 1970 with the
+    zone's offset added."""
 
-    def __new__(cls, messages_json: str, tools_json: str | None, add_generation_prompt: bool) -> Chat: ...
+    def __new__(
+        cls, messages_json: str, tools_json: str | None, add_generation_prompt: bool, wall_clock_s: int
+    ) -> Chat: ...
 
 @final
 class Waker:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import calendar
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -74,6 +76,7 @@ def _chat(
         _json("messages", [dict(message) for message in messages]),
         None if tools is None else _json("tools", [dict(tool) for tool in tools]),
         add_generation_prompt,
+        calendar.timegm(time.localtime()),
     )
 
 

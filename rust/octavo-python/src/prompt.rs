@@ -1,7 +1,7 @@
 //! Text, messages or token ids.
 
 use octavo::engine::Prompt;
-use octavo::stages::tokenize::RenderInput;
+use octavo::stages::tokenize::{LocalTime, RenderInput};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use serde_json::Value;
@@ -16,17 +16,20 @@ pub struct Chat(pub RenderInput);
 #[pymethods]
 impl Chat {
     #[new]
-    #[pyo3(signature = (messages_json, tools_json, add_generation_prompt))]
-    fn new(messages_json: &str, tools_json: Option<&str>, add_generation_prompt: bool) -> PyResult<Self> {
+    #[pyo3(signature = (messages_json, tools_json, add_generation_prompt, wall_clock_s))]
+    fn new(
+        messages_json: &str,
+        tools_json: Option<&str>,
+        add_generation_prompt: bool,
+        wall_clock_s: i64,
+    ) -> PyResult<Self> {
         let parse = |name: &str, json: &str| -> PyResult<Value> {
             serde_json::from_str(json).map_err(|error| invalid(format!("{name} must be made of JSON values: {error}")))
         };
-        Ok(Self(RenderInput {
-            messages: parse("messages", messages_json)?,
-            tools: tools_json.map(|json| parse("tools", json)).transpose()?,
-            add_generation_prompt,
-            ..Default::default()
-        }))
+        let messages = parse("messages", messages_json)?;
+        let tools = tools_json.map(|json| parse("tools", json)).transpose()?;
+        let now = LocalTime::from_unix(wall_clock_s);
+        Ok(Self(RenderInput { tools, add_generation_prompt, ..RenderInput::new(messages, now) }))
     }
 }
 
