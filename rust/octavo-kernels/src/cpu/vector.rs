@@ -127,6 +127,9 @@ pub trait Vector: Copy + Send + Sync + 'static {
     /// Loads up to 16 values; the other lanes are `fill`.
     #[inline(always)]
     fn load_partial(self, from: &[f32], fill: f32) -> Self::F32 {
+        if let Ok(all) = from.try_into() {
+            return self.load(all);
+        }
         let mut lanes = [fill; 16];
         lanes[..from.len()].copy_from_slice(from);
         self.load(&lanes)
@@ -135,6 +138,9 @@ pub trait Vector: Copy + Send + Sync + 'static {
     /// Stores the first `to.len()` lanes.
     #[inline(always)]
     fn store_partial(self, x: Self::F32, to: &mut [f32]) {
+        if let Ok(all) = to.try_into() {
+            return self.store(x, all);
+        }
         let mut lanes = [0.0; 16];
         self.store(x, &mut lanes);
         to.copy_from_slice(&lanes[..to.len()]);
@@ -153,7 +159,7 @@ pub trait Vector: Copy + Send + Sync + 'static {
         let r = self.fma(n_f32, self.splat(2.121_944_4e-4), r);
         // A minimax polynomial for (eʳ - 1 - r) / r².
         let mut p = self.splat(1.987_569_1e-4);
-        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
             p = self.fma(p, r, self.splat(c));
         }
         let e = self.add(self.fma(p, self.mul(r, r), r), self.splat(1.0));
