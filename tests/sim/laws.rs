@@ -316,11 +316,12 @@ fn running_requests_speak_at_every_step_while_a_long_prompt_is_read() {
     }
     world.step();
     let long = world.submit(request(100, &prompt(100, 3000), 2));
+    world.step();
     for step in 1..=60 {
         // Short prompts keep coming; they overtake the long one, and it still gets half of what is left.
         let short = world.submit(request(1000 + step, &prompt(1000 + step, 5), 1));
         world.step();
-        assert_eq!(world.outcome(RequestId(0)).tokens.len() as u64, 1 + step, "who speaks keeps speaking");
+        assert_eq!(world.outcome(RequestId(0)).tokens.len() as u64, 2 + step, "who speaks keeps speaking");
         assert!(world.outcome(short).end.is_some(), "a short prompt does not wait for the long one");
     }
     world.finish(3000 / 20 + 200);
@@ -355,6 +356,58 @@ fn a_long_prompt_is_not_overtaken_for_ever() {
     assert!(world.outcome(RequestId(0)).end.is_some());
     let shorts = world.outcomes.values().filter(|outcome| outcome.end.is_some()).count() - 2;
     assert!(shorts >= 64, "only {shorts} short prompts overtook");
+}
+
+#[test]
+fn a_long_prompt_gets_half_of_what_decoding_leaves_whatever_else_comes() {
+    let mut world = World::new(SchedulerConfig {
+        max_num_seqs: 16,
+        max_num_batched_tokens: 16,
+        max_queue: 100_000,
+        max_model_len: 20_000,
+        block_size: 16,
+        blocks: 4000,
+        ..config()
+    });
+    world.checked = false;
+    let long = world.submit(request(0, &prompt(1, 1000), 1));
+    let mut steps = 0;
+    while world.outcome(long).end.is_none() {
+        steps += 1;
+        for short in 0..8 {
+            let id = 10 * steps + short;
+            world.submit(request(id, &prompt(id, 4), 1));
+        }
+        world.step();
+    }
+    assert!((1000 / 8 - 1..=1000 / 8 + 1).contains(&steps), "{steps} steps for 1000 tokens, 8 a step");
+    let shorts = world.outcomes.values().filter(|outcome| outcome.end.is_some()).count() - 1;
+    assert!(shorts as u64 >= 2 * steps - 2, "only {shorts} short prompts in {steps} steps");
+}
+
+#[test]
+fn nobody_is_admitted_into_blocks_that_are_spoken_for() {
+    // Ten blocks of 4. Four idle ones remember a prompt of 16; somebody grows to 6 blocks meanwhile. Coming back to the
+    // prompt takes the four idle blocks and more: only 4 are available, so it waits, and nobody is preempted.
+    let mut world = World::new(SchedulerConfig { blocks: 10, max_model_len: 40, ..config() });
+    let known = world.submit(request(0, &prompt(1, 17), 1));
+    world.finish(100);
+    let running = world.submit(request(1, &prompt(2, 14), 8));
+    let back = world.submit(request(2, &prompt(1, 24), 1));
+    world.finish(100);
+    assert_eq!(world.scheduler.stats().preemptions, 0);
+    assert_eq!(world.outcome(back).record().cached_tokens, 16);
+    assert!(world.outcome(back).record().stages.queue.blocks > 0);
+    assert!(world.outcome(known).end.is_some() && world.outcome(running).end.is_some());
+
+    // A prompt of 24 is read in parts; while it is, its 7 blocks are spoken for, though it holds fewer. Another one of 14
+    // needs 4.
+    let mut world = World::new(SchedulerConfig { blocks: 10, max_model_len: 40, ..config() });
+    world.submit(request(0, &prompt(1, 24), 2));
+    let other = world.submit(request(1, &prompt(2, 14), 1));
+    world.finish(100);
+    assert_eq!(world.scheduler.stats().preemptions, 0);
+    assert!(world.outcome(other).record().stages.queue.blocks > 0);
 }
 
 #[test]
