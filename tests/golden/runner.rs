@@ -21,7 +21,7 @@ pub fn decoder<B: Backend>(path: &Path, mut backend: B) -> Decoder<B> {
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
     let cache = model.spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
-    Decoder::new(backend, model.spec, weights, LIMITS, cache).unwrap()
+    Decoder::new(backend, model.spec, weights, cache, LIMITS.rows).unwrap()
 }
 
 /// What a sequence gave.

@@ -11,6 +11,7 @@ pub(crate) struct Step {
     pub slots: Vec<u32>,
     pub segments: Vec<Segment>,
     pub block_tables: Vec<u32>,
+    sorted_slots: Vec<u32>,
 }
 
 impl Step {
@@ -22,6 +23,7 @@ impl Step {
             slots: Vec::with_capacity(limits.rows),
             segments: Vec::with_capacity(limits.segments),
             block_tables: Vec::with_capacity(limits.table_entries),
+            sorted_slots: Vec::with_capacity(limits.rows),
         }
     }
 
@@ -35,6 +37,12 @@ impl Step {
     /// When it exceeds the limits or contradicts itself: the operations that follow rely on both.
     pub fn begin(&mut self, input: &StepInput<'_>) {
         check(input, &self.limits);
+        // Backends write the rows' slots from several threads at once, and their memory safety rests on this.
+        refill(&mut self.sorted_slots, input.slots);
+        self.sorted_slots.sort_unstable();
+        let twice = self.sorted_slots.windows(2).find(|pair| pair[0] == pair[1]);
+        assert!(twice.is_none(), "two rows of a step write slot {}", twice.map_or(0, |pair| pair[0]));
+
         refill(&mut self.ids, input.ids);
         refill(&mut self.positions, input.positions);
         refill(&mut self.slots, input.slots);

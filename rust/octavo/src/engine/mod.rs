@@ -1,1 +1,16 @@
-//! (being written)
+//! The only thread. It owns the scheduler, the executor and everything they own, and talks to the world through an inbox
+//! of commands and one mailbox per call. It never touches Python, and nobody else touches what it owns.
+//!
+//! Always true: every call gets exactly one terminal outcome per choice, also when the engine is closed or dies.
+
+pub mod config; // what can be set, and what it is when it is not
+pub mod open; // from a path to a running engine
+pub mod handle; // the door: submit, stats, close
+pub mod mailbox; // what a call has been given so far
+mod outlet; // tokens → text → mailbox, on the engine thread
+mod run; // the loop
+
+pub use config::EngineConfig;
+pub use handle::{Engine, Facts, Options, Prompt, SubmitError, Ticket};
+pub use open::open;
+pub use mailbox::{ChoiceResult, Next, Update, Wake};

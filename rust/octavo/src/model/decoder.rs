@@ -1,6 +1,6 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{Backend, CacheShape, Result, StepInput, StepLimits};
+use octavo_kernels::{Backend, CacheShape, Result, StepInput};
 
 use super::spec::DecoderSpec;
 use super::weights::{LayerWeights, Weights};
@@ -82,16 +82,16 @@ pub fn workspace_bytes(spec: &DecoderSpec, rows: usize) -> u64 {
 pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 impl<B: Backend> Decoder<B> {
-    /// Takes buffers for steps within `limits`, and the KV cache.
+    /// Takes the KV cache, and buffers for steps of up to `rows` rows.
     pub fn new(
         mut backend: B,
         spec: DecoderSpec,
         weights: Weights<B::Matrix, B::Vector>,
-        limits: StepLimits,
         cache: CacheShape,
+        rows: usize,
     ) -> Result<Self> {
         let ropes = spec.ropes.iter().map(|rope| backend.rope(rope)).collect::<Result<_>>()?;
-        let buffers = shapes(&spec, limits.rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
+        let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
         let cache = backend.cache(cache)?;
         Ok(Self { backend, spec, weights, ropes, cache, buffers })
     }

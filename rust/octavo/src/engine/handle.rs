@@ -1,0 +1,390 @@
+//! The door: callers of any thread come in here. Everything that one request costs before the engine thread sees it
+//! (template, tokenizing, checking) happens on the caller's thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
+use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
+use crate::sample::random;
+use crate::schedule::{SchedulerConfig, SchedulerStats};
+use crate::stages::queue::limits;
+use crate::stages::stream::{StreamParams, TextStream};
+use crate::stages::tokenize::{ChatTemplate, RenderInput, Rendered, Special, Tokenizer};
+
+/// What a caller may send.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// Text; tokens that the tokenizer adds by itself (BOS) are added, special tokens in it are recognised.
+    Text(String),
+    /// Messages for the model's chat template.
+    Chat(Box<RenderInput>),
+    /// Token ids, taken as they are.
+    Tokens(Vec<u32>),
+}
+
+/// Everything about a call besides its prompt and parameters.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// How many answers.
+    pub choices: usize,
+    /// What is wanted back; `None`: tokens.
+    pub wanted: Option<Wanted>,
+    /// Higher goes first.
+    pub priority: i32,
+    /// How long the answer is worth something.
+    pub deadline: Option<Duration>,
+    /// Namespace of cached prefixes.
+    pub cache_salt: String,
+    /// Whose call it is.
+    pub user: String,
+    /// Whether the caller reads tokens as they come, or only the end.
+    pub every_token: bool,
+    /// Told when something arrives.
+    pub waker: Option<Arc<dyn Wake>>,
+}
+
+/// Why a call was not taken. Nothing has been computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The prompt or a parameter is impossible.
+    #[error("{0}")]
+    Invalid(String),
+    /// As many requests are running and waiting as may.
+    #[error("the queue is full: {live} requests are running or waiting, at most {most} may (max_num_seqs + max_queue)")]
+    QueueFull {
+        /// Running and waiting.
+        live: usize,
+        /// `max_num_seqs + max_queue`.
+        most: usize,
+    },
+    /// The engine has been closed, or has died of the reason given.
+    #[error("{0}")]
+    Closed(String),
+}
+
+/// What is fixed once a model is loaded.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Family, as the file names it.
+    pub architecture: String,
+    /// Device, instruction set, threads.
+    pub device: String,
+    /// Tokens in the model's output (logits per row).
+    pub vocab: usize,
+    /// Bytes of packed weights.
+    pub weights_bytes: u64,
+    /// Bytes of the KV cache pool.
+    pub kv_cache_bytes: u64,
+    /// Bytes of one block.
+    pub block_bytes: u64,
+    /// Positions of one block.
+    pub block_size: usize,
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// Longest prompt and answer together.
+    pub max_model_len: usize,
+    /// Most sequences in one step.
+    pub max_num_seqs: usize,
+    /// Most token rows in one step.
+    pub max_num_batched_tokens: usize,
+    /// How the memory was divided, as text.
+    pub memory: String,
+}
+
+/// What goes to the engine thread.
+pub(super) enum Message {
+    /// A new request and where its answer goes.
+    Submit(Box<Request>, Box<TextStream>, Arc<Mailbox>, usize),
+    /// Give this one up.
+    Cancel(RequestId),
+    /// Answer with the state of things.
+    Stats(SyncSender<SchedulerStats>),
+    /// End everything and stop.
+    Close,
+}
+
+/// What the door and the engine thread share.
+pub(super) struct Shared {
+    /// Requests between the door and their end.
+    pub live: AtomicUsize,
+    /// Why no request is taken any more; `None`: open.
+    pub closed: Mutex<Option<String>>,
+    /// Asked by the engine thread between steps, so that closing does not wait for the queue.
+    pub closing: AtomicBool,
+    /// Zero of [`Time`].
+    pub epoch: Instant,
+}
+
+impl Shared {
+    /// The engine's clock.
+    pub fn now(&self) -> Time {
+        Time(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Refuses everything from now on, for `reason`. The first reason stays.
+    pub fn close(&self, reason: &str) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
+    }
+
+    fn open(&self) -> Result<(), SubmitError> {
+        match &*self.closed.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(reason) => Err(SubmitError::Closed(reason.clone())),
+        }
+    }
+}
+
+/// A loaded model and the thread that runs it. Shared by any number of callers; dropping it closes it.
+pub struct Engine {
+    pub(super) shared: Arc<Shared>,
+    pub(super) inbox: Sender<Message>,
+    pub(super) thread: Mutex<Option<JoinHandle<()>>>,
+    pub(super) next_id: AtomicU64,
+    pub(super) seed: u64,
+    pub(super) limits: SchedulerConfig,
+    pub(super) facts: Facts,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) template: Option<ChatTemplate>,
+    pub(super) end_token_ids: Arc<[u32]>,
+}
+
+impl Engine {
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The chat template, if the model has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// What is fixed about this engine.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The chat template's prompt for these messages, as text and token ids.
+    pub fn render(&self, input: &RenderInput) -> Result<Rendered, SubmitError> {
+        let template = self.template.as_ref().ok_or_else(|| SubmitError::Invalid(NO_TEMPLATE.into()))?;
+        template.render_ids(&self.tokenizer, input).map_err(|error| SubmitError::Invalid(error.to_string()))
+    }
+
+    /// The token ids of a prompt, as the engine will run them.
+    pub fn token_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, SubmitError> {
+        match prompt {
+            Prompt::Tokens(ids) => match ids.iter().position(|&id| id as usize >= self.facts.vocab) {
+                None => Ok(ids.clone()),
+                Some(at) => Err(SubmitError::Invalid(format!(
+                    "prompt[{at}] is {}, the vocabulary has {} tokens",
+                    ids[at], self.facts.vocab
+                ))),
+            },
+            Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
+                Ok(encoding) => Ok(encoding.ids),
+                Err(error) => Err(SubmitError::Invalid(error.to_string())),
+            },
+            Prompt::Chat(input) => Ok(self.render(input)?.encoding.ids),
+        }
+    }
+
+    /// Takes a call. Answers at once: a ticket, or why not.
+    pub fn submit(&self, prompt: &Prompt, params: SamplingParams, options: Options) -> Result<Ticket, SubmitError> {
+        let begun = self.shared.now();
+        self.shared.open()?;
+        params.validate(self.facts.vocab).map_err(SubmitError::Invalid)?;
+        if options.choices == 0 || options.choices > self.limits.max_num_seqs {
+            return Err(SubmitError::Invalid(format!(
+                "n must be from 1 to max_num_seqs ({}), not {}",
+                self.limits.max_num_seqs, options.choices
+            )));
+        }
+        let ids: Arc<[u32]> = self.token_ids(prompt)?.into();
+        let wanted = options.wanted.unwrap_or(Wanted::Tokens);
+        limits::fits(&self.limits, ids.len(), wanted).map_err(SubmitError::Invalid)?;
+        self.enter(options.choices)?;
+        Ok(self.send(ids, params, options, begun))
+    }
+
+    /// Takes `count` places, or none.
+    fn enter(&self, count: usize) -> Result<(), SubmitError> {
+        let most = limits::most_living(&self.limits);
+        let entered = self.shared.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, |live| {
+            Some(live + count).filter(|&after| after <= most)
+        });
+        entered.map(drop).map_err(|live| SubmitError::QueueFull { live, most })
+    }
+
+    fn send(&self, prompt: Arc<[u32]>, params: SamplingParams, options: Options, begun: Time) -> Ticket {
+        let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
+        let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
+        let params = Arc::new(params);
+        let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
+        let (cache_salt, user): (Arc<str>, Arc<str>) = (options.cache_salt.into(), options.user.into());
+        let arrived = self.shared.now();
+        for index in 0..options.choices {
+            let id = RequestId(first + index as u64);
+            let request = Request {
+                id,
+                prompt: prompt.clone(),
+                params: params.clone(),
+                wanted: options.wanted.unwrap_or(Wanted::Tokens),
+                seed: self.seed(&params, first, index),
+                end_token_ids: end_token_ids.clone(),
+                priority: options.priority,
+                deadline: options.deadline.map(|span| Time(begun.0.saturating_add(span.as_nanos() as u64))),
+                cache_salt: cache_salt.clone(),
+                user: user.clone(),
+                arrived,
+            };
+            let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
+            // A closed inbox drops the message, and with it the only other owner of the mailbox: see `Ticket::orphaned`.
+            let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(text), mailbox.clone(), index));
+        }
+        Ticket {
+            mailbox,
+            inbox: self.inbox.clone(),
+            ids: first..first + options.choices as u64,
+            prompt,
+            tokenize_ns: arrived.since(begun),
+            begun,
+            shared: self.shared.clone(),
+        }
+    }
+
+    /// A request's own seed; the first choice of a seeded call keeps the call's, so that `n` does not change it.
+    fn seed(&self, params: &SamplingParams, first: u64, index: usize) -> u64 {
+        let call = params.seed.unwrap_or_else(|| random::mix(self.seed, first));
+        if index == 0 { call } else { random::mix(call, index as u64) }
+    }
+
+    /// Counters and gauges, as of the end of the current step.
+    pub fn stats(&self) -> Result<SchedulerStats, SubmitError> {
+        self.shared.open()?;
+        let (answer, reply): (SyncSender<SchedulerStats>, Receiver<_>) = sync_channel(1);
+        let gone = || SubmitError::Closed("the engine has been closed".into());
+        self.inbox.send(Message::Stats(answer)).map_err(|_| gone())?;
+        reply.recv().map_err(|_| gone())
+    }
+
+    /// Ends every request in flight with an error, stops the thread and frees the model. Idempotent; returns once all is
+    /// freed.
+    pub fn close(&self) {
+        self.shared.close("the engine has been closed");
+        self.shared.closing.store(true, Ordering::Release);
+        let _ = self.inbox.send(Message::Close);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The thread turns its own panics into errors of the requests; there is nothing left to report.
+            let _ = thread.join();
+        }
+    }
+
+    /// Forgets the thread without waiting for it: for a forked child, in which it does not exist.
+    pub fn abandon(&self) {
+        self.shared.close("this LLM belongs to another process");
+        if let Ok(mut thread) = self.thread.try_lock() {
+            thread.take();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn stream_params(params: &SamplingParams) -> StreamParams {
+    StreamParams {
+        stop: params.stop.clone(),
+        include_stop: params.include_stop_str_in_output,
+        skip_special: params.skip_special_tokens,
+        // The streamed text is what decoding the new ids alone gives.
+        continues_text: false,
+    }
+}
+
+const NO_TEMPLATE: &str = "this model has no chat template; give the prompt as text or token ids";
+
+/// A call in flight. Dropping it gives it up.
+pub struct Ticket {
+    mailbox: Arc<Mailbox>,
+    inbox: Sender<Message>,
+    ids: std::ops::Range<u64>,
+    prompt: Arc<[u32]>,
+    tokenize_ns: u64,
+    begun: Time,
+    shared: Arc<Shared>,
+}
+
+impl Ticket {
+    /// Waits for something new, up to `patience`.
+    pub fn next_within(&self, patience: Duration) -> Next {
+        match self.mailbox.next_within(patience) {
+            Next::NotYet if self.orphaned() => Next::Finished,
+            next => next,
+        }
+    }
+
+    /// Whether all is over; waits for it up to `patience`.
+    pub fn finished_within(&self, patience: Duration) -> bool {
+        self.mailbox.finished_within(patience) || self.orphaned()
+    }
+
+    /// Moves the finished choices out. `None` before the end, or if they have been taken, or if the engine went away
+    /// before it saw the call.
+    pub fn take_results(&self) -> Option<Vec<ChoiceResult>> {
+        self.mailbox.take_results()
+    }
+
+    /// The engine is gone and will never fill the mailbox. (It fills every mailbox it has seen before it goes; what was
+    /// still in its inbox it dropped.)
+    fn orphaned(&self) -> bool {
+        Arc::strong_count(&self.mailbox) == 1 && !self.mailbox.finished_within(Duration::ZERO)
+    }
+
+    /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended.
+    pub fn cancel(&self) {
+        for id in self.ids.clone() {
+            let _ = self.inbox.send(Message::Cancel(RequestId(id)));
+        }
+    }
+
+    /// The prompt's token ids.
+    pub fn prompt_token_ids(&self) -> &Arc<[u32]> {
+        &self.prompt
+    }
+
+    /// Nanoseconds from the door to the queue: template, tokenizing, checks.
+    pub fn tokenize_ns(&self) -> u64 {
+        self.tokenize_ns
+    }
+
+    /// When the call came.
+    pub fn begun(&self) -> Time {
+        self.begun
+    }
+
+    /// The engine's clock, for the time a finished answer waits for its reader.
+    pub fn now(&self) -> Time {
+        self.shared.now()
+    }
+
+    /// Tokens that have arrived so far, over all choices.
+    pub fn tokens(&self) -> usize {
+        self.mailbox.tokens()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.mailbox.finished_within(Duration::ZERO) {
+            self.cancel();
+        }
+    }
+}

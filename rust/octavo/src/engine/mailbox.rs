@@ -1,0 +1,239 @@
+//! What a call has been given so far. The engine thread appends; the caller reads from where it last stopped. A slow
+//! reader costs no more memory than the answer itself: updates it has not read melt into one.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::observe::anatomy::RequestRecord;
+use crate::request::{Finish, TokenLogprobs};
+
+/// Called when something arrives for a caller that cannot block (an event loop). At most once per step and waker.
+pub trait Wake: Send + Sync {
+    /// Must not block, and must not call back into the engine.
+    fn wake(&self);
+}
+
+/// One call's choices. Shared by the engine thread and the call's [`super::Ticket`].
+pub struct Mailbox {
+    state: Mutex<State>,
+    arrived: Condvar,
+    /// Whom to tell besides a blocked reader.
+    waker: Option<Arc<dyn Wake>>,
+    /// Whether the reader wants every token when it exists, or only the end.
+    every_token: bool,
+}
+
+struct State {
+    choices: Vec<Choice>,
+    unfinished: usize,
+}
+
+/// One choice: the whole answer so far and how much of it the reader has.
+#[derive(Default)]
+struct Choice {
+    text: String,
+    token_ids: Vec<u32>,
+    logprobs: Vec<TokenLogprobs>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    logits: Vec<f32>,
+    end: Option<(Finish, Box<RequestRecord>)>,
+    text_read: usize,
+    tokens_read: usize,
+    end_read: bool,
+}
+
+/// The newest part of one choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Update {
+    /// Which choice.
+    pub index: usize,
+    /// New text, always whole characters. May be empty: a token need not complete one.
+    pub text: String,
+    /// New tokens.
+    pub token_ids: Vec<u32>,
+    /// One per new token, when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Why the choice ended, with its last part.
+    pub finish: Option<Finish>,
+}
+
+/// What a wait brought.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// Something new.
+    Update(Update),
+    /// Everything has been read.
+    Finished,
+    /// Nothing yet.
+    NotYet,
+}
+
+/// A finished choice, whole.
+#[derive(Clone, Debug)]
+pub struct ChoiceResult {
+    /// The text.
+    pub text: String,
+    /// Every token that was drawn, the one that ended it included.
+    pub token_ids: Vec<u32>,
+    /// One per token, when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// One per token of the prompt but for the first, when asked for.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Raw logits, when asked for.
+    pub logits: Vec<f32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// What it cost.
+    pub record: RequestRecord,
+}
+
+impl Mailbox {
+    /// An empty mailbox for `choices` choices.
+    pub(super) fn new(choices: usize, every_token: bool, waker: Option<Arc<dyn Wake>>) -> Self {
+        let state = State { choices: (0..choices).map(|_| Choice::default()).collect(), unfinished: choices };
+        Self { state: Mutex::new(state), arrived: Condvar::new(), waker, every_token }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A reader that panicked leaves whole values behind: every append below is complete before the guard drops.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The caller's waker, if something new should reach it now.
+    pub(super) fn waker(&self) -> Option<&Arc<dyn Wake>> {
+        self.waker.as_ref()
+    }
+
+    /// Whether the reader wants every token when it exists.
+    pub(super) fn every_token(&self) -> bool {
+        self.every_token
+    }
+
+    /// Adds a token and the text that it completed.
+    pub(super) fn push(&self, index: usize, text: &str, token_id: u32, logprobs: Option<TokenLogprobs>) {
+        let mut state = self.lock();
+        let choice = &mut state.choices[index];
+        choice.text.push_str(text);
+        choice.token_ids.push(token_id);
+        choice.logprobs.extend(logprobs);
+        drop(state);
+        if self.every_token {
+            self.arrived.notify_all();
+        }
+    }
+
+    /// Adds log-probabilities of the prompt.
+    pub(super) fn push_prompt_logprobs(&self, index: usize, logprobs: Vec<TokenLogprobs>) {
+        self.lock().choices[index].prompt_logprobs.extend(logprobs);
+    }
+
+    /// Adds raw logits.
+    pub(super) fn push_logits(&self, index: usize, logits: Vec<f32>) {
+        let mut state = self.lock();
+        let all = &mut state.choices[index].logits;
+        // The usual answer is one piece, which need not be copied.
+        if all.is_empty() { *all = logits } else { all.extend(logits) }
+    }
+
+    /// Ends a choice. Only the first end counts; there is no second.
+    pub(super) fn finish(&self, index: usize, tail: &str, finish: Finish, record: RequestRecord) {
+        let mut state = self.lock();
+        let choice = &mut state.choices[index];
+        if choice.end.is_none() {
+            choice.text.push_str(tail);
+            choice.end = Some((finish, Box::new(record)));
+            state.unfinished -= 1;
+        }
+        drop(state);
+        self.arrived.notify_all();
+    }
+
+    /// Waits until something new is there, everything has been read, or `patience` has passed.
+    pub fn next_within(&self, patience: Duration) -> Next {
+        let until = Instant::now() + patience;
+        let mut state = self.lock();
+        loop {
+            match state.next(self.every_token) {
+                Next::NotYet => {}
+                found => return found,
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Next::NotYet;
+            }
+            state = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether every choice has ended; waits for it up to `patience`.
+    pub fn finished_within(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut state = self.lock();
+        while state.unfinished > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// The whole choices, once every one has ended. They move out: a second call gets `None`.
+    pub fn take_results(&self) -> Option<Vec<ChoiceResult>> {
+        let mut state = self.lock();
+        if state.unfinished > 0 || state.choices.is_empty() {
+            return None;
+        }
+        std::mem::take(&mut state.choices).into_iter().map(Choice::into_result).collect()
+    }
+
+    /// Tokens that have arrived, over all choices.
+    pub fn tokens(&self) -> usize {
+        self.lock().choices.iter().map(|choice| choice.token_ids.len()).sum()
+    }
+}
+
+impl State {
+    fn next(&mut self, every_token: bool) -> Next {
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            if (every_token || choice.end.is_some()) && choice.has_news() {
+                return Next::Update(choice.read(index));
+            }
+        }
+        if self.unfinished == 0 { Next::Finished } else { Next::NotYet }
+    }
+}
+
+impl Choice {
+    fn has_news(&self) -> bool {
+        self.tokens_read < self.token_ids.len() || (self.end.is_some() && !self.end_read)
+    }
+
+    fn read(&mut self, index: usize) -> Update {
+        let update = Update {
+            index,
+            text: self.text[self.text_read..].to_owned(),
+            token_ids: self.token_ids[self.tokens_read..].to_vec(),
+            logprobs: self.logprobs.get(self.tokens_read..).unwrap_or_default().to_vec(),
+            finish: self.end.as_ref().map(|(finish, _)| finish.clone()),
+        };
+        self.text_read = self.text.len();
+        self.tokens_read = self.token_ids.len();
+        self.end_read = self.end.is_some();
+        update
+    }
+
+    fn into_result(self) -> Option<ChoiceResult> {
+        let (finish, record) = self.end?;
+        Some(ChoiceResult {
+            text: self.text,
+            token_ids: self.token_ids,
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            logits: self.logits,
+            finish,
+            record: *record,
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! From a drawn token to the caller's mailbox: text, stop strings, wake-ups. Runs on the engine thread.
+
+use std::sync::Arc;
+
+use super::mailbox::{Mailbox, Wake};
+use crate::execute::Drawn;
+use crate::observe::anatomy::RequestRecord;
+use crate::request::{Finish, Request, SamplingParams, StopReason};
+use crate::stages::stream::TextStream;
+
+/// One choice's way out.
+pub(super) struct Outlet {
+    text: Box<TextStream>,
+    mailbox: Arc<Mailbox>,
+    index: usize,
+    params: Arc<SamplingParams>,
+    end_token_ids: Arc<[u32]>,
+    tokens: usize,
+    /// The stop string that has ended the text; later tokens of the same step are not shown.
+    stopped: Option<String>,
+}
+
+impl Outlet {
+    /// For the choice `index` of `mailbox`.
+    pub fn new(request: &Request, text: Box<TextStream>, mailbox: Arc<Mailbox>, index: usize) -> Self {
+        let (params, end_token_ids) = (request.params.clone(), request.end_token_ids.clone());
+        Self { text, mailbox, index, params, end_token_ids, tokens: 0, stopped: None }
+    }
+
+    /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.
+    pub fn push(&mut self, drawn: Drawn) -> Option<String> {
+        if self.stopped.is_some() {
+            return None;
+        }
+        self.tokens += 1;
+        let may_stop = self.tokens >= self.params.min_tokens;
+        // A token that ends the generation leaves no text of its own (it cannot be drawn before `min_tokens`).
+        let silent = self.ends(drawn.token_id) && !self.params.include_stop_str_in_output;
+        let pushed = if silent { Default::default() } else { self.text.push(drawn.token_id, may_stop) };
+        self.mailbox.push(self.index, &pushed.text, drawn.token_id, drawn.logprobs);
+        self.stopped.clone_from(&pushed.stopped);
+        pushed.stopped
+    }
+
+    fn ends(&self, token_id: u32) -> bool {
+        self.end_token_ids.contains(&token_id) || self.params.stop_token_ids.contains(&token_id)
+    }
+
+    /// Ends the choice.
+    pub fn finish(&mut self, finish: Finish, record: RequestRecord) {
+        // A stop string found in a request's very last token: the scheduler had already ended it for its length.
+        let finish = match (self.stopped.take(), finish) {
+            (Some(stop), Finish::Length) => Finish::Stop(StopReason::StopString(stop)),
+            (_, finish) => finish,
+        };
+        let tail = self.text.finish();
+        self.mailbox.finish(self.index, &tail, finish, record);
+    }
+
+    /// Ends the choice because the engine ends.
+    pub fn fail(&mut self, reason: &str) {
+        self.finish(Finish::Error(reason.to_owned()), RequestRecord::default());
+    }
+
+    /// Notes whom to wake for a new token.
+    pub fn wake(&self, touched: &mut Vec<Arc<dyn Wake>>) {
+        if self.mailbox.every_token() {
+            self.wake_at_end(touched);
+        }
+    }
+
+    /// Notes whom to wake, once.
+    pub fn wake_at_end(&self, touched: &mut Vec<Arc<dyn Wake>>) {
+        if let Some(waker) = self.mailbox.waker()
+            && !touched.iter().any(|known| Arc::ptr_eq(known, waker))
+        {
+            touched.push(waker.clone());
+        }
+    }
+
+    /// The call's mailbox.
+    pub fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
+    }
+
+    /// Which choice of its call this is.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+}
