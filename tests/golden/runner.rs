@@ -13,7 +13,7 @@ use octavo_kernels::{Backend, CacheDtype, Segment, StepLimits};
 
 pub const BLOCK_SIZE: usize = 16;
 pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, table_entries: 1024 };
-const BLOCKS: usize = 256;
+const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
 pub fn decoder<B: Backend>(path: &Path, mut backend: B) -> Decoder<B> {
@@ -39,7 +39,7 @@ pub struct Outcome {
     pub top5: Vec<Vec<f32>>,
 }
 
-/// Runs every prompt for `steps` tokens, all in one batch, prompts in chunks of `chunk`. With `forced` (one list per
+/// Runs every prompt for `steps` tokens, all in one batch, prompts in chunks of `chunk`.
 /// prompt) those tokens are run after the prompt in place of the drawn ones, as a longer prompt, and `prompt_logprobs`
 /// covers them.
 pub fn run<B: Backend>(executor: &mut LocalExecutor<B>, prompts: &[&[u32]], steps: usize, chunk: usize) -> Vec<Outcome> {
