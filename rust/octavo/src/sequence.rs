@@ -1,1 +1,225 @@
-//! (being written)
+//! A request being worked on.
+//!
+//! ```text
+//! known tokens:  [ prompt ............................ | generated ....... ]
+//!                [0, computed)                           keys and values are in the block table
+//!                             [computed, + planned)      in the step under way
+//!                                        [.., known)     not run yet; prefill and decode close this gap
+//! ```
+//! What a sequence is doing follows from these counters; it is never stored, so it cannot disagree with them.
+
+use std::sync::Arc;
+
+use crate::execute::Draw;
+use crate::kv::{BlockTable, PrefixChain, PrefixKey};
+use crate::observe::anatomy::RequestRecord;
+use crate::observe::meter::{Activity, Meter, QueueClock};
+use crate::request::{Finish, Request, Time, Wanted};
+use crate::sample::TokenHistory;
+use crate::stages::queue::waiting::Order;
+
+/// What a sequence needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Several known tokens are to be run, or the prompt's last: a chunk of any length.
+    Prefill,
+    /// Only the token that was generated last is to be run: one row.
+    Decode,
+}
+
+/// A request with its tokens, counters and blocks.
+#[derive(Debug)]
+pub struct Sequence {
+    /// What was asked.
+    pub request: Box<Request>,
+    /// Its place in line, for life.
+    pub order: Order,
+    /// Tokens generated so far.
+    pub generated: Vec<u32>,
+    /// Most tokens to generate.
+    pub most_new_tokens: usize,
+    /// Known tokens whose keys and values are in the cache.
+    pub computed: usize,
+    /// Rows in the step under way; 0 outside.
+    pub planned: usize,
+    /// Which entry of that step's batch.
+    pub entry: usize,
+    /// How it will end once the step under way is over.
+    pub ending: Option<Finish>,
+    /// Rows of the prompt whose log-probabilities or logits were given out: never twice, whatever is computed twice.
+    pub rows_given: usize,
+    /// How many of its first blocks were offered to be remembered.
+    pub published: usize,
+    /// How often others overtook it while it was the queue's head.
+    pub overtaken: u32,
+    /// Blocks of the KV cache.
+    pub table: BlockTable,
+    /// What it used so far.
+    pub record: RequestRecord,
+    /// Where its time goes.
+    pub meter: Meter,
+    /// The most tokens that were ever computed; below it, work is done again.
+    furthest: usize,
+    keys: PrefixChain,
+    history: Option<Arc<TokenHistory>>,
+    /// End tokens, if there is a `min_tokens` that forbids them for a while.
+    ends: Arc<[u32]>,
+}
+
+impl Sequence {
+    /// For a request that enters the queue now.
+    pub fn new(request: Box<Request>, order: Order, most_new_tokens: usize, now: Time, clock: &QueueClock) -> Self {
+        let submitted = request.arrived.min(now);
+        let params = &request.params;
+        let ends = match params.min_tokens {
+            0 => Arc::default(),
+            _ => request.end_token_ids.iter().chain(&params.stop_token_ids).copied().collect(),
+        };
+        Self {
+            order,
+            generated: Vec::new(),
+            most_new_tokens,
+            computed: 0,
+            planned: 0,
+            entry: 0,
+            ending: None,
+            rows_given: 0,
+            published: 0,
+            overtaken: 0,
+            table: BlockTable::default(),
+            record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
+            meter: Meter::queued(submitted, now, clock),
+            furthest: 0,
+            keys: PrefixChain::default(),
+            history: params.needs_history().then(|| Arc::new(TokenHistory::new(&request.prompt))),
+            ends,
+            request,
+        }
+    }
+
+    /// How many tokens are known: the prompt and what was generated.
+    pub fn known(&self) -> usize {
+        self.request.prompt.len() + self.generated.len()
+    }
+
+    /// Known tokens that were not run.
+    pub fn unread(&self) -> usize {
+        self.known() - self.computed
+    }
+
+    /// What is next.
+    pub fn phase(&self) -> Phase {
+        if self.unread() == 1 && !self.generated.is_empty() { Phase::Decode } else { Phase::Prefill }
+    }
+
+    /// The known token at a position.
+    pub fn token(&self, position: usize) -> u32 {
+        token(&self.request.prompt, &self.generated, position)
+    }
+
+    /// Something is wanted of every row of the prompt, and not all of it was given.
+    fn wants_rows(&self) -> bool {
+        let asks = self.request.params.prompt_logprobs.is_some() || self.request.wanted == Wanted::AllLogits;
+        asks && self.rows_given < self.request.prompt.len()
+    }
+
+    /// Whether the rows from `computed` on are to be given out.
+    pub fn gives_rows(&self) -> bool {
+        self.wants_rows() && self.computed >= self.rows_given
+    }
+
+    /// The most rows of one chunk. A chunk is either before the rows that are still to be given out, or in them.
+    pub fn readable(&self) -> usize {
+        if self.wants_rows() && !self.gives_rows() { self.rows_given - self.computed } else { self.unread() }
+    }
+
+    /// How many of the first tokens may come from the cache: all but the rows that are wanted, and at least the last is
+    /// always run, since its logits choose the next token.
+    pub fn shareable(&self) -> usize {
+        let last = self.known() - 1;
+        if self.wants_rows() { last.min(self.rows_given) } else { last }
+    }
+
+    /// Tokens to have room for when it is admitted: all that is known, and the next.
+    pub fn room_wanted(&self) -> usize {
+        self.known() + usize::from(self.request.wanted == Wanted::Tokens)
+    }
+
+    /// The name of a full block of known tokens.
+    pub fn prefix_key(&mut self, index: usize, block_size: usize) -> PrefixKey {
+        let Self { request, generated, keys, .. } = self;
+        keys.key(index, &request.cache_salt, |block| {
+            (block * block_size..(block + 1) * block_size).map(|position| token(&request.prompt, generated, position))
+        })
+    }
+
+    /// What its time is spent on, inside a step or between two.
+    pub fn activity(&self, computing: bool) -> Activity {
+        match (self.generated.is_empty(), self.phase(), computing) {
+            (true, _, true) => Activity::PrefillComputing,
+            (true, _, false) => Activity::PrefillWaiting,
+            (false, Phase::Prefill, _) => Activity::DecodePreempted,
+            (false, Phase::Decode, true) => Activity::DecodeComputing,
+            (false, Phase::Decode, false) => Activity::DecodeWaiting,
+        }
+    }
+
+    /// Everything that the next draw depends on. Nothing of it knows the batch.
+    pub fn draw(&self) -> Draw {
+        let params = self.request.params.clone();
+        let banned = if self.generated.len() < params.min_tokens { self.ends.clone() } else { Arc::default() };
+        Draw { params, seed: self.request.seed, position: self.known(), history: self.history.clone(), banned }
+    }
+
+    /// Leaves the queue with `cached` tokens found in the cache.
+    pub fn admit(&mut self, cached: usize, now: Time, clock: &QueueClock) {
+        self.computed = cached;
+        self.published = 0;
+        self.meter.leave_queue(now, clock);
+        if self.record.preemptions == 0 {
+            self.record.cached_tokens = cached;
+            self.furthest = cached;
+        }
+    }
+
+    /// The planned rows have been run, in a step of `rows` rows of `sequences` sequences.
+    pub fn advance(&mut self, rows: usize, sequences: usize) {
+        let record = &mut self.record;
+        record.steps += 1;
+        record.chunks += usize::from(self.generated.is_empty());
+        record.neighbour_rows += (rows - self.planned) as u64;
+        record.neighbour_sequences += (sequences - 1) as u64;
+        record.computed_tokens += self.planned;
+        let computed = self.computed + self.planned;
+        record.recomputed_tokens += computed.min(self.furthest).saturating_sub(self.computed);
+        self.furthest = self.furthest.max(computed);
+        self.computed = computed;
+        self.planned = 0;
+    }
+
+    /// One more token is known.
+    pub fn push(&mut self, token_id: u32, now: Time) {
+        self.generated.push(token_id);
+        self.record.token_ns.push(now.since(self.record.submitted));
+        if let Some(history) = &mut self.history {
+            Arc::make_mut(history).push(token_id);
+        }
+    }
+
+    /// The record of a sequence that ends now and has given its blocks back.
+    pub fn close(self, now: Time, clock: &QueueClock) -> RequestRecord {
+        let mut record = self.record;
+        record.completion_tokens = self.generated.len();
+        record.finished = now;
+        record.stages = self.meter.finish(now, clock);
+        assert_eq!(record.stages.total(), record.total_ns(), "{}: the stages are a partition", self.request.id);
+        record
+    }
+}
+
+fn token(prompt: &[u32], generated: &[u32], position: usize) -> u32 {
+    match position.checked_sub(prompt.len()) {
+        None => prompt[position],
+        Some(index) => generated[index],
+    }
+}

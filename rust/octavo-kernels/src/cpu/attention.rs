@@ -25,7 +25,7 @@ use super::{
     vector::{Kernel, Vector},
 };
 use crate::{Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
-use split::{ITEM_QUERIES, Scores, State, compute_split, stage_queries, write_out};
+use split::{ITEM_QUERIES, PASS_QUERIES, Scores, State, compute_split, stage_queries, write_out};
 
 /// Splits per thread in one wave over long items.
 const WAVE_PER_THREAD: usize = 8;
@@ -177,7 +177,7 @@ thread_local! {
     /// A thread's own working memory. Grows to its size in the first steps and stays.
     static LOCAL: RefCell<Local> = RefCell::new(Local {
         queries: Vec::new(),
-        scores: Box::new([[0.0; KV_SPLIT]; _]),
+        scores: Box::new([[0.0; KV_SPLIT]; PASS_QUERIES]),
         states: Vec::new(),
     });
 }
@@ -191,7 +191,7 @@ struct Local {
 impl Local {
     /// Grows to what heads of `head_dim` need.
     fn grow(&mut self, head_dim: usize) {
-        let grow = |values: &mut Vec<f32>, len| values.resize(len.max(values.len()), 0.0);
+        let grow = |values: &mut Vec<f32>, len: usize| values.resize(len.max(values.len()), 0.0);
         grow(&mut self.queries, ITEM_QUERIES * head_dim);
         grow(&mut self.states, 2 * State::len(head_dim));
     }
@@ -208,25 +208,35 @@ fn run<E: Element>(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, job: Job<'_
     let (head_dim, threads) = (job.heads.head_dim, pool.threads());
     let (running_states, wave_states) = states.split_at_mut(threads * SHARE_PARTS * State::len(head_dim));
     let (running_states, wave_states) = (SharedSlice::new(running_states), SharedSlice::new(wave_states));
-    let state_of = |states: SharedSlice<'_, f32>, number: usize| {
-        let len = State::len(head_dim);
-        // SAFETY: in each region below, every number of either slice is taken by one task.
-        State::over(unsafe { states.slice(number * len, len) }, head_dim)
-    };
     for wave in long_parts.chunks(threads * WAVE_PER_THREAD) {
         pool.run(wave.len(), &|i| {
             let (item, split) = (&items[wave[i].item], wave[i].split);
-            let state = state_of(wave_states, i);
+            // SAFETY: one task of this region has this number.
+            let state = unsafe { numbered(&wave_states, i, head_dim) };
             LOCAL.with_borrow_mut(|local| isa.run(OneSplit { job: &job, item, split, local, state }));
         });
         let (first, last) = (wave[0].long, wave[wave.len() - 1].long);
         pool.run(last - first + 1, &|i| {
-            let running = state_of(running_states, first + i);
+            // SAFETY: one task of this region has this long item, and so its running state and its parts' states.
+            let running = unsafe { numbered(&running_states, first + i, head_dim) };
             let parts = wave.iter().enumerate().filter(|(_, part)| part.long == first + i);
-            let parts = parts.map(|(number, part)| (&items[part.item], part.split, state_of(wave_states, number)));
+            let parts = parts.map(|(number, part)| {
+                // SAFETY: as above.
+                (&items[part.item], part.split, unsafe { numbered(&wave_states, number, head_dim) })
+            });
             isa.run(MergeInOrder { job: &job, running, parts });
         });
     }
+}
+
+/// State `number` of `states`.
+///
+/// # Safety
+/// Nobody else uses that state at the same time.
+unsafe fn numbered<'a>(states: &SharedSlice<'a, f32>, number: usize, head_dim: usize) -> State<'a> {
+    let len = State::len(head_dim);
+    // SAFETY: states do not overlap, and this one is the caller's alone.
+    State::over(unsafe { states.slice(number * len, len) }, head_dim)
 }
 
 /// All splits of one item.

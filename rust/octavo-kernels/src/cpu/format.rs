@@ -173,8 +173,8 @@ impl Codes for Codes5 {
     fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
         let mut groups = self.low.load(v);
         let high = v.load_bytes(&self.high);
-        for g in 0..8 {
-            groups[g] = v.or(groups[g], to_bit_4(v, high, g as u32, 0x10));
+        for (g, codes) in groups.iter_mut().enumerate() {
+            *codes = v.or(*codes, to_bit_4(v, high, g as u32, 0x10));
         }
         groups
     }
@@ -198,8 +198,8 @@ impl Codes for Codes6 {
     fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
         let mut groups = self.low.load(v);
         let high = [v.load_bytes(&self.high[0]), v.load_bytes(&self.high[1])];
-        for g in 0..8 {
-            groups[g] = v.or(groups[g], to_bit_4(v, high[g / 4], g as u32 % 4 * 2, 0x30));
+        for (g, codes) in groups.iter_mut().enumerate() {
+            *codes = v.or(*codes, to_bit_4(v, high[g / 4], g as u32 % 4 * 2, 0x30));
         }
         groups
     }
@@ -219,8 +219,8 @@ impl Codes for Codes8 {
     #[inline(always)]
     fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
         let mut groups = [v.splat_byte(0); 8];
-        for g in 0..8 {
-            groups[g] = v.load_bytes(&self.groups[g]);
+        for (codes, group) in groups.iter_mut().zip(&self.groups) {
+            *codes = v.load_bytes(group);
         }
         groups
     }
@@ -388,7 +388,7 @@ fn nibbles(bytes: &[u8]) -> [u32; 8] {
 /// Bit `i` of the word is the fifth bit of code `i`.
 fn with_fifth_bits(quads: [u32; 8], bits: u32) -> [u32; 8] {
     // The product puts bit j of a nibble at bit 7j + j of the word, the lowest of byte j.
-    std::array::from_fn(|g| quads[g] | ((bits >> (4 * g) & 15) * 0x0020_4081 & 0x0101_0101) << 4)
+    std::array::from_fn(|g| quads[g] | (((bits >> (4 * g) & 15) * 0x0020_4081) & 0x0101_0101) << 4)
 }
 
 /// Runs of 32 bytes hold 64 codes: low nibbles the first 32, high nibbles the others.

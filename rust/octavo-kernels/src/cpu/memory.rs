@@ -96,19 +96,10 @@ mod tests {
         for len in [0, 1, 64, 4097, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 17] {
             let mut memory = Memory::new("a test", len).unwrap();
             assert_eq!(memory.bytes().len(), len);
-            assert!(memory.bytes().as_ptr().is_aligned_to_64());
+            assert_eq!(memory.bytes().as_ptr().align_offset(64), 0);
             assert!(memory.bytes().iter().all(|&b| b == 0));
             memory.bytes_mut().fill(1);
         }
         assert!(matches!(Memory::new("a test", usize::MAX), Err(BackendError::OutOfMemory { .. })));
-    }
-
-    trait Aligned {
-        fn is_aligned_to_64(self) -> bool;
-    }
-    impl Aligned for *const u8 {
-        fn is_aligned_to_64(self) -> bool {
-            (self as usize).is_multiple_of(64)
-        }
     }
 }

@@ -15,6 +15,15 @@ pub mod pack; // weights in tiles of 16 outputs, packed once
 pub mod quantise; // activations in int8
 pub mod linear; // weights times activations
 pub mod embed; // rows of a packed matrix
+pub mod limits; // what this machine can do at most
+pub mod cache; // the paged keys and values
+pub mod backend; // the trait over all of it
+
+mod array; // typed zeroed memory
+mod norm; // rms_norm and the residual step
+mod rope; // angles; rotating heads and filling the cache
+mod attention; // paged, in splits that merge in order
+mod gated; // silu, gelu, soft-cap
 
 mod format; // how a block type lies in a tile
 mod portable; // the vector as plain arrays
@@ -22,3 +31,6 @@ mod portable; // the vector as plain arrays
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+
+pub use backend::{CpuBackend, CpuConfig};
+pub use isa::Isa;

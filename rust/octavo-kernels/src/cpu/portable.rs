@@ -171,8 +171,8 @@ impl Vector for Portable {
     #[inline(always)]
     fn splat_quad(self, quad: [i8; 4]) -> [u8; 64] {
         let mut out = [0; 64];
-        for i in 0..64 {
-            out[i] = quad[i % 4] as u8;
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = quad[i % 4] as u8;
         }
         out
     }
@@ -207,9 +207,9 @@ impl Vector for Portable {
     #[inline(always)]
     fn dot(self, acc: [i32; 16], codes: [u8; 64], activations: [u8; 64]) -> [i32; 16] {
         let mut out = acc;
-        for i in 0..16 {
+        for (i, out) in out.iter_mut().enumerate() {
             for j in 4 * i..4 * i + 4 {
-                out[i] += i32::from(codes[j]) * i32::from(activations[j] as i8);
+                *out += i32::from(codes[j]) * i32::from(activations[j] as i8);
             }
         }
         out

@@ -40,7 +40,7 @@ impl Activations {
     pub fn reserve(&mut self, rows: usize, inputs: usize) -> Result<()> {
         let want = rows.div_ceil(GROUP) * (inputs / BLOCK);
         let more = want.saturating_sub(self.blocks.len());
-        let bytes = want * size_of::<[Block; GROUP]>();
+        let bytes = want.saturating_mul(size_of::<[Block; GROUP]>());
         self.blocks.try_reserve_exact(more).map_err(|_| BackendError::OutOfMemory { what: "activations", bytes })?;
         self.blocks.resize(self.blocks.len() + more, [Block::default(); GROUP]);
         Ok(())
@@ -111,4 +111,58 @@ fn quantise_block<V: Vector>(v: V, x: &[f32; BLOCK]) -> Block {
     }
     block.scaled_sum = scale * -(block.minus_sums[0] + block.minus_sums[1]) as f32;
     block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::linear::Int8Row;
+
+    /// Rows whose blocks have this largest magnitude, with everything between, and codes that are halves.
+    fn row(seed: usize, inputs: usize) -> Vec<f32> {
+        const LARGEST: [f32; 8] = [1.0, 0.0, 1e-45, 1e-43, 3e-38, 1e-30, 127.0, 3.4e38];
+        let value = |i: usize| {
+            let largest = LARGEST[(i / BLOCK + seed) % LARGEST.len()];
+            let halves = ((i * 37 + seed * 11) % 255) as f32 / 2.0 - 63.5;
+            if i % BLOCK == seed % BLOCK { -largest } else { halves / 127.0 * largest }
+        };
+        (0..inputs).map(value).collect()
+    }
+
+    #[test]
+    fn codes_scales_and_sums_are_those_of_the_plain_loop() {
+        let mut activations = Activations::default();
+        for isa in Isa::available() {
+            for (rows, inputs) in [(1, 32), (1, 4096), (3, 512), (8, 544), (9, 96), (17, 1024)] {
+                for threads in [1, 3] {
+                    let pool = &mut Pool::new(Some(threads)).unwrap();
+                    let x: Vec<f32> = (0..rows).flat_map(|r| row(r, inputs)).collect();
+                    activations.reserve(rows, inputs).unwrap();
+                    activations.quantise(isa, pool, &x, rows, inputs);
+                    for (r, x) in x.chunks(inputs).enumerate() {
+                        let want = Int8Row::quantise(x);
+                        for (b, got) in activations.group(r / GROUP, inputs / BLOCK).iter().enumerate() {
+                            let codes = &want.codes[b * BLOCK..][..BLOCK];
+                            let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+                            let what = format!("{} row {r} block {b} of ({rows}, {inputs})", isa.describe());
+                            assert_eq!(got[r % GROUP].codes.as_flattened(), codes, "{what}");
+                            assert_eq!(got[r % GROUP].scale, want.scales[b], "{what}");
+                            assert_eq!(got[r % GROUP].scaled_sum, want.scales[b] * sum(codes) as f32, "{what}");
+                            assert_eq!(got[r % GROUP].minus_sums, [-sum(&codes[..16]), -sum(&codes[16..])], "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn room_is_taken_once_for_the_largest() {
+        let mut activations = Activations::default();
+        activations.reserve(9, 64).unwrap();
+        assert_eq!(activations.blocks.len(), 4);
+        activations.reserve(1, 96).unwrap();
+        assert_eq!(activations.blocks.len(), 4);
+        assert!(matches!(activations.reserve(usize::MAX / 2, 64), Err(BackendError::OutOfMemory { .. })));
+    }
 }

@@ -153,7 +153,7 @@ pub trait Vector: Copy + Send + Sync + 'static {
         let r = self.fma(n_f32, self.splat(2.121_944_4e-4), r);
         // A minimax polynomial for (eʳ - 1 - r) / r².
         let mut p = self.splat(1.987_569_1e-4);
-        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
             p = self.fma(p, r, self.splat(c));
         }
         let e = self.add(self.fma(p, self.mul(r, r), r), self.splat(1.0));

@@ -3,14 +3,18 @@
 
 /// A number in [0, 1) with 53 random bits, for the token at `position` of the sequence whose seed is `seed`.
 pub fn coin(seed: u64, position: usize) -> f64 {
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: consecutive positions land far apart
-    // The seed is mixed first, so that sequences with neighbouring seeds are not shifted copies of one another.
-    let bits = mix(mix(seed ^ STEP).wrapping_add((position as u64).wrapping_mul(STEP)));
-    (bits >> 11) as f64 / (1u64 << 53) as f64
+    (mix(seed, position as u64) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// 64 random bits, a function of both. Also makes the seed of the `index`-th of several sequences from one seed.
+pub fn mix(seed: u64, index: u64) -> u64 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: consecutive indices land far apart
+    // The seed is scrambled first, so that sequences with neighbouring seeds are not shifted copies of one another.
+    scramble(scramble(seed ^ STEP).wrapping_add(index.wrapping_mul(STEP)))
 }
 
 /// SplitMix64's finalizer (Stafford's variant 13): every input bit flips every output bit about half the time.
-fn mix(mut z: u64) -> u64 {
+fn scramble(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

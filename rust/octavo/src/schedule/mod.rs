@@ -1,1 +1,340 @@
-//! (being written)
+//! Conducts queue → prefill → decode, one batch per step.
+//!
+//! A pure state machine: it takes commands and the time and gives a batch; it takes what the batch gave and gives events.
+//! A whole day can be played in a second, and any failure replayed from its seed. One step takes time in the number of
+//! running sequences, whatever the size of the pool and the length of the queue.
+//!
+//! ```text
+//! apply(command)*  →  schedule() → batch  →  (executor)  →  commit(batch, output)  →  next_event()*
+//! ```
+//! Commands may also come between `schedule` and `commit`. What ends while it is in the step under way gives its blocks
+//! back at the commit: until then the executor may write them.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
+
+use crate::execute::{Batch, EntryOutput, StepOutput};
+use crate::kv::KvCache;
+use crate::request::{Finish, Request, RequestId, StopReason, Time, Wanted};
+use crate::sequence::Sequence;
+use crate::stages::queue::limits;
+use crate::stages::queue::waiting::{Order, Waiting};
+use crate::stages::{decode, prefill};
+
+mod assemble;
+mod interface;
+mod step;
+
+pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
+pub use step::Step;
+
+/// Decides what runs when.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    queue: Waiting,
+    /// In order: the first is the last to lose its blocks.
+    running: Vec<Sequence>,
+    kv: KvCache,
+    /// Where each living request stands in line; it is in the queue or running.
+    orders: HashMap<RequestId, Order>,
+    events: VecDeque<Event>,
+    /// The latest time it was told; time never goes back.
+    now: Time,
+    arrivals: u64,
+    in_flight: bool,
+    closed: bool,
+    /// An empty batch, for its memory.
+    spare: Batch,
+    totals: SchedulerStats,
+}
+
+impl Scheduler {
+    /// The error names the setting that cannot be.
+    pub fn new(config: SchedulerConfig) -> Result<Self, String> {
+        config.validate()?;
+        Ok(Self {
+            queue: Waiting::default(),
+            running: Vec::new(),
+            kv: KvCache::new(config.blocks, config.block_size, config.enable_prefix_caching),
+            orders: HashMap::new(),
+            events: VecDeque::new(),
+            now: Time(0),
+            arrivals: 0,
+            in_flight: false,
+            closed: false,
+            spare: Batch::default(),
+            totals: SchedulerStats::default(),
+            config,
+        })
+    }
+
+    /// Does as told. Whatever it has to say about it is an event; a command about a request that has ended says nothing.
+    pub fn apply(&mut self, command: Command, now: Time) {
+        let now = self.at(now);
+        match command {
+            Command::Submit(request) => self.submit(request, now),
+            Command::Cancel(id) => self.end(id, Finish::Cancelled, now),
+            Command::StopString { id, text } => self.end(id, Finish::Stop(StopReason::StopString(text)), now),
+            Command::CloseAll => {
+                self.closed = true;
+                let mut living: Vec<_> = self.orders.iter().map(|(&id, &order)| (order, id)).collect();
+                living.sort_unstable();
+                for (_, id) in living {
+                    self.end(id, Finish::Error(CLOSED.into()), now);
+                }
+            }
+        }
+    }
+
+    /// Plans one step. `None`: nothing is to be computed, until a command comes or [`Self::next_deadline`] passes.
+    ///
+    /// The order is the policy: who speaks keeps speaking; the oldest half-read prompt gets on; short prompts may overtake
+    /// it; what is left goes to half-read prompts and then to whoever is next.
+    pub fn schedule(&mut self, now: Time) -> Option<Batch> {
+        assert!(!self.in_flight, "one step at a time");
+        let now = self.at(now);
+        self.end_expired(now);
+        let mut step = Step {
+            now,
+            rows_left: self.config.max_num_batched_tokens,
+            max_num_seqs: self.config.max_num_seqs,
+            queue: &mut self.queue,
+            running: &mut self.running,
+            kv: &mut self.kv,
+            preemptions: 0,
+            tokens_cached: 0,
+        };
+        decode::advance(&mut step);
+        prefill::read_oldest(&mut step);
+        prefill::admit(&mut step, prefill::Rule::Whole);
+        prefill::read_on(&mut step);
+        let reason = prefill::admit(&mut step, prefill::Rule::Part);
+        step.queue.clock.because(reason.unwrap_or_default(), now);
+        self.totals.preemptions += step.preemptions;
+        self.totals.tokens_cached += step.tokens_cached;
+        self.assemble(now)
+    }
+
+    fn assemble(&mut self, now: Time) -> Option<Batch> {
+        let mut batch = std::mem::take(&mut self.spare);
+        batch.step = self.totals.steps;
+        assemble::assemble(&mut batch, &mut self.running, self.config.block_size, now);
+        if batch.rows() == 0 {
+            assert!(self.orders.is_empty(), "somebody could run and nobody does");
+            self.spare = batch;
+            return None;
+        }
+        self.in_flight = true;
+        Some(batch)
+    }
+
+    /// Takes what the batch gave: counters advance, full blocks become findable, tokens go out, sequences end.
+    pub fn commit(&mut self, mut batch: Batch, output: StepOutput, now: Time) {
+        assert!(std::mem::take(&mut self.in_flight), "nothing was scheduled");
+        assert_eq!(batch.step, self.totals.steps, "the batch of another step");
+        assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
+        let now = self.at(now);
+        let (rows, mut outputs) = (batch.rows(), output.entries);
+        // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
+        batch.clear();
+        self.spare = batch;
+        self.totals.steps += 1;
+        self.totals.tokens_computed += rows as u64;
+        let sequences = outputs.len();
+        let mut running = std::mem::take(&mut self.running);
+        for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
+            let output = std::mem::take(&mut outputs[sequence.entry]);
+            let gave_rows = sequence.gives_rows();
+            sequence.advance(rows, sequences);
+            self.publish(sequence);
+            if sequence.ending.is_none() {
+                self.give(sequence, output, gave_rows, now);
+            }
+            sequence.meter.enter(sequence.activity(false), now);
+        }
+        self.running = running;
+        self.end_ending(now);
+    }
+
+    /// Every block that the rows have filled can be found from now on.
+    fn publish(&mut self, sequence: &mut Sequence) {
+        let full = sequence.computed / self.config.block_size;
+        while self.kv.remembers() && sequence.published < full {
+            let key = sequence.prefix_key(sequence.published, self.config.block_size);
+            self.kv.publish(&sequence.table, sequence.published, key);
+            sequence.published += 1;
+        }
+    }
+
+    /// Hands out what the executor gave for a sequence, and notes whether it has ended.
+    fn give(&mut self, sequence: &mut Sequence, output: EntryOutput, gave_rows: bool, now: Time) {
+        let id = sequence.request.id;
+        if gave_rows {
+            sequence.rows_given = sequence.computed.min(sequence.request.prompt.len());
+        }
+        if !output.prompt_logprobs.is_empty() {
+            self.events.push_back(Event::PromptLogprobs { id, logprobs: output.prompt_logprobs });
+        }
+        if !output.logits.is_empty() {
+            self.events.push_back(Event::Logits { id, logits: output.logits });
+        }
+        if sequence.unread() > 0 {
+            return;
+        }
+        if sequence.request.wanted == Wanted::Tokens {
+            match output.drawn.expect("a token was to be drawn") {
+                Ok(drawn) => {
+                    sequence.push(drawn.token_id, now);
+                    self.totals.tokens_generated += 1;
+                    self.events.push_back(Event::Token { id, drawn });
+                }
+                Err(why) => sequence.ending = Some(Finish::Error(why)),
+            }
+        }
+        if sequence.ending.is_none() {
+            sequence.ending = decode::finish(sequence);
+        }
+    }
+
+    fn submit(&mut self, request: Box<Request>, now: Time) {
+        let id = request.id;
+        assert!(!self.orders.contains_key(&id), "{id} was submitted twice");
+        let order = Order { priority: Reverse(request.priority), arrival: self.arrivals };
+        self.arrivals += 1;
+        let refused = if self.closed {
+            Some(Finish::Error(CLOSED.into()))
+        } else {
+            limits::refusal(&self.config, &request, self.orders.len()).map(Finish::Rejected)
+        };
+        let most_new_tokens = limits::most_new_tokens(&self.config, &request);
+        let sequence = Sequence::new(request, order, most_new_tokens, now, &self.queue.clock);
+        self.orders.insert(id, order);
+        match refused {
+            None => self.queue.push(sequence),
+            Some(finish) => self.finish(sequence, finish, now),
+        }
+    }
+
+    /// Ends a request: at once, or with the step under way if it is in it. One that has ended stays as it is.
+    fn end(&mut self, id: RequestId, finish: Finish, now: Time) {
+        let Some(&order) = self.orders.get(&id) else { return };
+        if let Some(sequence) = self.queue.remove(order) {
+            return self.finish(sequence, finish, now);
+        }
+        let found = self.running.binary_search_by_key(&order, |sequence| sequence.order);
+        let index = found.expect("a living request waits or runs");
+        if self.running[index].planned > 0 {
+            self.running[index].ending.get_or_insert(finish);
+        } else {
+            let sequence = self.running.remove(index);
+            self.finish(sequence, finish, now);
+        }
+    }
+
+    /// Ends whatever nobody waits for any more. In the queue, it never ran.
+    fn end_expired(&mut self, now: Time) {
+        while let Some(sequence) = self.queue.pop_expired(now) {
+            self.finish(sequence, Finish::Deadline, now);
+        }
+        let expired = |sequence: &&mut Sequence| sequence.request.deadline.is_some_and(|deadline| deadline <= now);
+        self.running.iter_mut().filter(expired).for_each(|sequence| sequence.ending = Some(Finish::Deadline));
+        self.end_ending(now);
+    }
+
+    fn end_ending(&mut self, now: Time) {
+        let ending: Vec<_> = self.running.extract_if(.., |sequence| sequence.ending.is_some()).collect();
+        for mut sequence in ending {
+            if let Some(finish) = sequence.ending.take() {
+                self.finish(sequence, finish, now);
+            }
+        }
+    }
+
+    /// The one place where a request ends.
+    fn finish(&mut self, mut sequence: Sequence, finish: Finish, now: Time) {
+        sequence.record.block_ns += self.kv.release(&mut sequence.table, now);
+        let id = sequence.request.id;
+        let record = Box::new(sequence.close(now, &self.queue.clock));
+        self.orders.remove(&id);
+        self.totals.finished += 1;
+        self.events.push_back(Event::Finished { id, finish, record });
+    }
+
+    /// The executor is gone, and the step under way with it: everything ends with this error.
+    pub fn fail_all(&mut self, message: &str, now: Time) {
+        let now = self.at(now);
+        self.in_flight = false;
+        self.closed = true;
+        let waiting = std::iter::from_fn(|| self.queue.pop());
+        let living: Vec<_> = self.running.drain(..).chain(waiting).collect();
+        for sequence in living {
+            self.finish(sequence, Finish::Error(message.to_owned()), now);
+        }
+    }
+
+    /// The next thing it has to say. Whoever drives it asks until there is nothing more, after every call.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Self::schedule`] has something to do even if no command comes.
+    pub fn next_deadline(&self) -> Option<Time> {
+        let running = self.running.iter().filter_map(|sequence| sequence.request.deadline).min();
+        running.into_iter().chain(self.queue.next_deadline()).min()
+    }
+
+    /// Counts.
+    pub fn stats(&self) -> SchedulerStats {
+        let pool = self.kv.pool();
+        SchedulerStats {
+            running: self.running.len(),
+            waiting: self.queue.len(),
+            blocks: pool.len(),
+            blocks_free: pool.free(),
+            blocks_remembered: pool.idle(),
+            blocks_owned: pool.owned(),
+            ..self.totals
+        }
+    }
+
+    /// Block-nanoseconds owned so far: the sum of the rents of all requests, once all have ended.
+    pub fn owned_block_ns(&mut self, now: Time) -> u128 {
+        let now = self.at(now);
+        self.kv.owned_ns(now)
+    }
+
+    fn at(&mut self, now: Time) -> Time {
+        self.now = self.now.max(now);
+        self.now
+    }
+
+    /// Asserts everything that is always true. Walks the pool and the queue: for tests.
+    pub fn check(&self) {
+        self.queue.check();
+        self.kv.check(self.running.iter().map(|sequence| &sequence.table));
+        assert!(self.running.is_sorted_by_key(|sequence| sequence.order), "running sequences are in order");
+        assert!(self.running.len() <= self.config.max_num_seqs, "more run than may");
+        assert_eq!(self.orders.len(), self.running.len() + self.queue.len(), "every living request is somewhere");
+        for sequence in &self.running {
+            self.check_running(sequence);
+        }
+    }
+
+    fn check_running(&self, sequence: &Sequence) {
+        let id = sequence.request.id;
+        assert_eq!(self.orders.get(&id), Some(&sequence.order), "{id}");
+        assert!(self.in_flight || sequence.planned == 0, "{id}: planned rows without a step");
+        assert!(self.in_flight || sequence.ending.is_none(), "{id}: should have ended");
+        let end = sequence.computed + sequence.planned;
+        assert!(end <= sequence.known(), "{id}: runs tokens that nobody knows");
+        assert_eq!(sequence.table.len(), self.kv.blocks_for(end), "{id}: as many blocks as it needs");
+        assert!(sequence.known() <= limits::longest(&self.config), "{id}: longer than may be");
+        for &block in &sequence.table.blocks()[sequence.computed / self.config.block_size..] {
+            assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
+            assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
+        }
+    }
+}
+
+const CLOSED: &str = "the engine has been closed";

@@ -16,15 +16,15 @@ use crate::{
 pub(super) const ITEM_QUERIES: usize = 32;
 
 /// Queries that share one pass over keys and values, at most.
-const GROUP: usize = 8;
+pub(super) const PASS_QUERIES: usize = 8;
 
 /// The scores, then the weights, of one pass.
-pub(super) type Scores = [[f32; KV_SPLIT]; GROUP];
+pub(super) type Scores = [[f32; KV_SPLIT]; PASS_QUERIES];
 
 /// How many of the `rest` queries go into the next pass: as many as their sums fit in registers.
 #[inline(always)]
 fn pass_len<V: Vector>(rest: usize) -> usize {
-    if V::ROWS >= GROUP && rest >= GROUP { GROUP } else { rest.min(4) }
+    if V::ROWS >= PASS_QUERIES && rest >= PASS_QUERIES { PASS_QUERIES } else { rest.min(4) }
 }
 
 /// What softmax needs to know of the positions so far, for each query of an item: the largest score, the sum of
@@ -134,7 +134,7 @@ pub(super) fn compute_split<V: Vector, E: Element>(
         let len = pass_len::<V>(item.queries - first);
         let staged = &staged[first * job.heads.head_dim..][..len * job.heads.head_dim];
         match len {
-            GROUP => pass::<V, E, GROUP>(v, &positions, first, staged, scores, state),
+            PASS_QUERIES => pass::<V, E, PASS_QUERIES>(v, &positions, first, staged, scores, state),
             4 => pass::<V, E, 4>(v, &positions, first, staged, scores, state),
             3 => pass::<V, E, 3>(v, &positions, first, staged, scores, state),
             2 => pass::<V, E, 2>(v, &positions, first, staged, scores, state),

@@ -9,9 +9,12 @@ use super::Product;
 use crate::DType;
 use crate::cpu::format::LANES;
 use crate::cpu::isa::Isa;
-use crate::cpu::memory::Plain;
+use crate::cpu::memory::{Plain, prefetch};
 use crate::cpu::pack::Part;
 use crate::cpu::vector::{Kernel, Vector};
+
+/// How far ahead of its use a weight is asked for; see `quantised`.
+const AHEAD: usize = 4096;
 
 /// The outputs of `tiles` of a part of a dense type, for `rows`.
 pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {
@@ -110,17 +113,17 @@ impl<E: Element> Tiles<'_, E> {
         let Product { matrix, x, .. } = self.product;
         let inputs = matrix.inputs();
         let mut weights: [&[[E; LANES]]; T] = [&[]; T];
-        for t in 0..T {
-            weights[t] = matrix.dense(self.part, tile + t);
+        for (t, weights) in weights.iter_mut().enumerate() {
+            *weights = matrix.dense(self.part, tile + t);
         }
         let mut rows: [&[f32]; R] = [&[]; R];
-        for r in 0..R {
-            rows[r] = &x[(row + r) * inputs..][..inputs];
+        for (r, rows) in rows.iter_mut().enumerate() {
+            *rows = &x[(row + r) * inputs..][..inputs];
         }
         let sums = multiply(v, weights, rows);
-        for t in 0..T {
-            for r in 0..R {
-                self.product.store(v, self.part, tile + t, row + r, sums[t][r]);
+        for (t, sums) in sums.into_iter().enumerate() {
+            for (r, sum) in sums.into_iter().enumerate() {
+                self.product.store(v, self.part, tile + t, row + r, sum);
             }
         }
         R
@@ -140,6 +143,7 @@ fn multiply<V: Vector, E: Element, const T: usize, const R: usize>(
     for k in 0..inputs {
         let mut w = [v.splat(0.0); T];
         for t in 0..T {
+            prefetch(&weights[t][k], AHEAD);
             w[t] = E::load(v, &weights[t][k]);
         }
         for r in 0..R {

@@ -15,8 +15,8 @@ use crate::cpu::vector::{Kernel, Vector};
 
 /// How far ahead of its use weights are asked for. With many rows, the work on one block fills the window in which the
 /// core looks ahead by itself. Beyond the end of a tile lies the next one, which is what comes next.
-const CODES_AHEAD: usize = 4096;
-const SCALES_AHEAD: usize = 512;
+const CODES_AHEAD: usize = 8192;
+const SCALES_AHEAD: usize = 1024;
 
 /// The outputs of `tiles` of a part of a block type, for `rows`, which begin at a group.
 pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {

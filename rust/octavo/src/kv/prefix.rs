@@ -1,0 +1,113 @@
+//! Which block holds the keys and values of which prefix.
+//!
+//! A full block is named by everything that its contents depend on: all tokens up to its end, and the namespace. The name
+//! is a chain of hashes, so a block's costs one hash over the block, and two names agree only if everything before
+//! agrees. It is SHA-256, cut to 128 bits: prompts come from strangers, and nobody may be able to find two that collide.
+
+use std::collections::HashMap;
+
+use sha2::{Digest, Sha256};
+
+use super::BlockId;
+
+/// The name of a prefix that ends at a block's edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrefixKey([u8; 16]);
+
+impl PrefixKey {
+    /// The empty prefix of a namespace.
+    pub fn root(cache_salt: &str) -> Self {
+        Self::cut(Sha256::new().chain_update(b"octavo prefix\0").chain_update(cache_salt))
+    }
+
+    /// This prefix and one more block.
+    pub fn then(self, token_ids: impl IntoIterator<Item = u32>) -> Self {
+        let mut hash = Sha256::new().chain_update(self.0);
+        for id in token_ids {
+            hash.update(id.to_le_bytes());
+        }
+        Self::cut(hash)
+    }
+
+    fn cut(hash: Sha256) -> Self {
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash.finalize()[..16]);
+        Self(key)
+    }
+}
+
+/// The names of a sequence's blocks, from its first on, as far as they were needed.
+#[derive(Clone, Debug, Default)]
+pub struct PrefixChain {
+    keys: Vec<PrefixKey>,
+}
+
+impl PrefixChain {
+    /// The name of block `index`. `block` gives the tokens of any block of the sequence, `cache_salt` is its namespace.
+    pub fn key<I>(&mut self, index: usize, cache_salt: &str, block: impl Fn(usize) -> I) -> PrefixKey
+    where
+        I: IntoIterator<Item = u32>,
+    {
+        while self.keys.len() <= index {
+            let parent = self.keys.last().copied().unwrap_or_else(|| PrefixKey::root(cache_salt));
+            self.keys.push(parent.then(block(self.keys.len())));
+        }
+        self.keys[index]
+    }
+}
+
+/// Published blocks by name.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    blocks: HashMap<PrefixKey, BlockId>,
+    /// The other way round; means something only for blocks in `blocks`.
+    keys: Vec<PrefixKey>,
+}
+
+impl PrefixIndex {
+    /// For a pool of `blocks`.
+    pub fn new(blocks: usize) -> Self {
+        Self { blocks: HashMap::new(), keys: vec![PrefixKey([0; 16]); blocks] }
+    }
+
+    /// Published blocks.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Nothing is published.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The block with this name.
+    pub fn find(&self, key: PrefixKey) -> Option<BlockId> {
+        self.blocks.get(&key).copied()
+    }
+
+    /// Names a block. Says no if another block has the name already: the first stays.
+    pub fn publish(&mut self, key: PrefixKey, block: BlockId) -> bool {
+        if self.blocks.contains_key(&key) {
+            return false;
+        }
+        self.blocks.insert(key, block);
+        self.keys[block.index()] = key;
+        true
+    }
+
+    /// A published block's name is gone.
+    pub fn forget(&mut self, block: BlockId) {
+        let forgotten = self.blocks.remove(&self.keys[block.index()]);
+        assert_eq!(forgotten, Some(block), "a remembered block must be in the index");
+    }
+
+    /// Asserts that `remembered` says yes to exactly the published blocks of the pool.
+    pub fn check(&self, remembered: impl Fn(BlockId) -> bool) {
+        for (&key, &block) in &self.blocks {
+            assert_eq!(self.keys[block.index()], key, "{block:?} has two names");
+            assert!(remembered(block), "{block:?} is published, but the pool has forgotten it");
+        }
+        let count = (0..self.keys.len()).filter(|&id| remembered(BlockId(id as u32))).count();
+        assert_eq!(count, self.len(), "a remembered block is not in the index");
+    }
+}

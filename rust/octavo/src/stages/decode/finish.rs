@@ -1,0 +1,22 @@
+//! Was that the last token?
+
+use crate::request::{Finish, StopReason, Wanted};
+use crate::sequence::Sequence;
+
+/// How a sequence ends whose rows have just been committed, if it does.
+pub fn finish(sequence: &Sequence) -> Option<Finish> {
+    if sequence.request.wanted != Wanted::Tokens {
+        return (sequence.unread() == 0).then_some(Finish::Stop(StopReason::Complete));
+    }
+    let &last = sequence.generated.last()?;
+    let params = &sequence.request.params;
+    if sequence.generated.len() > params.min_tokens {
+        if sequence.request.end_token_ids.contains(&last) {
+            return Some(Finish::Stop(StopReason::EndToken(last)));
+        }
+        if params.stop_token_ids.contains(&last) {
+            return Some(Finish::Stop(StopReason::StopToken(last)));
+        }
+    }
+    (sequence.generated.len() >= sequence.most_new_tokens).then_some(Finish::Length)
+}

@@ -1,0 +1,16 @@
+//! Give the blocks back, come again later.
+
+use crate::schedule::Step;
+
+/// Sends a running sequence back to its place in the queue. It keeps its tokens; their keys and values are computed
+/// again, as if they had all been prompt, unless they are still found in the cache.
+pub fn preempt(step: &mut Step<'_>, index: usize) {
+    let mut sequence = step.running.remove(index);
+    assert_eq!(sequence.planned, 0, "blocks that this step writes cannot be given back");
+    sequence.record.block_ns += step.kv.release(&mut sequence.table, step.now);
+    sequence.record.preemptions += 1;
+    sequence.computed = 0;
+    sequence.meter.enter(sequence.activity(false), step.now);
+    step.preemptions += 1;
+    step.queue.push(sequence);
+}

@@ -1,0 +1,93 @@
+//! From the queue into the step: what is remembered of the prompt is shared, room for the rest is made sure of.
+
+use crate::observe::meter::QueueReason;
+use crate::schedule::Step;
+use crate::sequence::{Phase, Sequence};
+use crate::stages::queue::waiting::Order;
+
+use super::read;
+
+/// Whom to admit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Prompts that the rest of this step can read whole. They may overtake a long one at the queue's head.
+    Whole,
+    /// Any, in order; a long one begins with what is left.
+    Part,
+}
+
+/// How far behind the head to look for a short prompt.
+const OVERTAKERS_SEEN: usize = 8;
+/// How often the head may be overtaken. After that everybody waits until it has gone.
+const MOST_OVERTAKEN: u32 = 64;
+
+/// Admits from the queue until something runs out, and says what. `None`: the queue is empty.
+pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
+    let mut promised = promised(step);
+    loop {
+        let head = step.queue.head()?.order;
+        if step.running.len() >= step.max_num_seqs {
+            return Some(QueueReason::Sequences);
+        }
+        if step.rows_left == 0 {
+            return Some(QueueReason::Budget);
+        }
+        match try_admit(step, head, rule, promised) {
+            Ok(more) => promised += more,
+            Err(QueueReason::Budget) => match overtake(step, head, rule, promised) {
+                Some(more) => promised += more,
+                None => return Some(QueueReason::Budget),
+            },
+            Err(reason) => return Some(reason),
+        }
+    }
+}
+
+/// Lets a short prompt pass a head that is too long for this step.
+fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Option<usize> {
+    let overtaken = step.queue.head()?.overtaken;
+    if overtaken >= MOST_OVERTAKEN {
+        return None;
+    }
+    let is_short = |next: &&Sequence| next.order.priority == head.priority && next.known() <= step.rows_left;
+    let short = step.queue.iter().skip(1).take(OVERTAKERS_SEEN).find(is_short)?.order;
+    let more = try_admit(step, short, rule, promised).ok()?;
+    step.queue.get_mut(head)?.overtaken += 1;
+    Some(more)
+}
+
+/// Admits one sequence. `promised` blocks are spoken for; the answer is how many more are then.
+fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> Result<usize, QueueReason> {
+    let block_size = step.kv.block_size();
+    let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
+    let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
+    let found = step.kv.find_prefix(sequence.shareable() / block_size, |i| sequence.prefix_key(i, block_size));
+    let room = step.kv.blocks_for(sequence.room_wanted());
+    let cached = found.len() * block_size;
+    if room - found.len() + step.kv.idle_among(&found) > spare {
+        return Err(QueueReason::Blocks);
+    }
+    if rule == Rule::Whole && sequence.known() - cached > step.rows_left {
+        return Err(QueueReason::Budget);
+    }
+    let mut sequence = step.queue.remove(order).ok_or(QueueReason::Blocks)?;
+    step.kv.share(&mut sequence.table, &found, step.now);
+    sequence.admit(cached, step.now, &step.queue.clock);
+    step.tokens_cached += cached as u64;
+    let index = step.running.partition_point(|running| running.order < order);
+    step.running.insert(index, sequence);
+    read(step, index, step.rows_left);
+    Ok(room - step.running[index].table.len())
+}
+
+/// Blocks that the half-read prompts will still take.
+fn promised(step: &Step<'_>) -> usize {
+    let half_read = step.running.iter().filter(|sequence| sequence.phase() == Phase::Prefill);
+    half_read.map(|sequence| step.kv.blocks_for(sequence.room_wanted()) - sequence.table.len()).sum()
+}
+
+/// Blocks to leave for the running sequences to grow into, one each, so that hardly any is preempted soon after. At most
+/// a sixteenth of the pool; none when nobody runs, so that whoever fits at all gets in.
+fn watermark(step: &Step<'_>) -> usize {
+    step.running.len().min(step.kv.pool().len() / 16)
+}

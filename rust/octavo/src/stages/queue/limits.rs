@@ -1,0 +1,58 @@
+//! What can run here at all. A request that never could is told so at once, with the numbers.
+
+use crate::request::{Rejection, Request, Wanted};
+use crate::schedule::SchedulerConfig;
+
+/// Why a request cannot be taken, if so. `living` requests run or wait.
+///
+/// The bound is on both together: a burst that arrives before anything could be scheduled is not refused as long as the
+/// free places and the queue hold it.
+pub fn refusal(config: &SchedulerConfig, request: &Request, living: usize) -> Option<Rejection> {
+    if let Err(why) = fits(config, request.prompt.len(), request.wanted) {
+        return Some(Rejection::Impossible(why));
+    }
+    (living >= most_living(config)).then_some(Rejection::QueueFull { living, most: most_living(config) })
+}
+
+/// Most requests that run or wait.
+pub fn most_living(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs + config.max_queue
+}
+
+/// Most tokens of prompt and answer together.
+pub fn longest(config: &SchedulerConfig) -> usize {
+    config.max_model_len.min(config.blocks * config.block_size)
+}
+
+/// Most tokens that the request may generate: what it asks, cut to what there is room for.
+pub fn most_new_tokens(config: &SchedulerConfig, request: &Request) -> usize {
+    request.params.max_tokens.min(longest(config).saturating_sub(request.prompt.len()))
+}
+
+/// Whether a prompt of `prompt` tokens could ever run here; if not, the numbers and the setting that would fit it.
+pub fn fits(config: &SchedulerConfig, prompt: usize, wanted: Wanted) -> Result<(), String> {
+    if prompt == 0 {
+        return Err("the prompt is empty; it needs at least one token".into());
+    }
+    let (needed, purpose) = match wanted {
+        Wanted::Tokens => (prompt + 1, "with room for one new token"),
+        Wanted::LastLogits | Wanted::AllLogits => (prompt, "whose logits are wanted"),
+    };
+    if needed > config.max_model_len {
+        return Err(format!(
+            "a prompt of {prompt} tokens {purpose} needs a max_model_len of at least {needed}, it is {}",
+            config.max_model_len
+        ));
+    }
+    let blocks = needed.div_ceil(config.block_size);
+    if blocks > config.blocks {
+        return Err(format!(
+            "a prompt of {prompt} tokens {purpose} needs {blocks} KV cache blocks of {} tokens, the cache has {}: raise \
+             kv_cache_bytes to at least {:.2} times what it is",
+            config.block_size,
+            config.blocks,
+            (blocks as f64 / config.blocks as f64 * 100.0).ceil() / 100.0
+        ));
+    }
+    Ok(())
+}

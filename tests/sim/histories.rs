@@ -1,0 +1,199 @@
+//! Thousands of random days: arrivals with shared beginnings, namespaces, priorities, cancels, deadlines, stop strings,
+//! failing draws, and pools so small that sequences keep losing their blocks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, Wanted};
+use octavo::schedule::{Command, SchedulerConfig};
+
+use crate::world::{Coins, Outcome, VOCAB, World, alone, prompt};
+
+const HISTORIES: u64 = 3000;
+
+/// How often each thing happened: a simulation that never preempts proves nothing about preemption.
+type Tally = BTreeMap<&'static str, usize>;
+
+#[test]
+fn nothing_bad_happens_and_everything_ends() {
+    let mut tally = Tally::new();
+    for seed in 0..HISTORIES {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(seed)));
+        match outcome {
+            Ok(more) => more.into_iter().for_each(|(name, count)| *tally.entry(name).or_default() += count),
+            Err(panic) => {
+                eprintln!("history of seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    println!("{HISTORIES} histories: {tally:?}");
+    for name in [
+        "stop",
+        "length",
+        "cancelled",
+        "deadline",
+        "rejected",
+        "error",
+        "preempted",
+        "preempted in prefill",
+        "cached",
+        "deadline in queue",
+        "ended in flight",
+        "prompt logprobs after preemption",
+        "logits",
+        "shared rent",
+    ] {
+        assert!(tally.get(name).is_some_and(|&count| count >= 10), "hardly any `{name}` in {HISTORIES} histories");
+    }
+}
+
+fn play(seed: u64) -> Tally {
+    let mut coins = Coins(seed);
+    let config = any_config(&mut coins);
+    let mut world = World::new(config.clone());
+    let mut tally = Tally::new();
+    let mut requests: Vec<Request> = Vec::new();
+    let days = coins.within(1, 60);
+    let rush = coins.within(1, 4);
+    for _ in 0..days {
+        for _ in 0..coins.within(0, rush) {
+            let request = any_request(&mut coins, requests.len() as u64, &config, world.now, &world.outcomes);
+            requests.push(request.clone());
+            if coins.one_in(25) {
+                world.failing.insert(request.id);
+            }
+            world.submit(request);
+        }
+        disturb(&mut world, &mut coins);
+        if world.launch().is_some() {
+            let doomed = disturb(&mut world, &mut coins);
+            let in_flight = doomed.filter(|&id| world.outcomes.get(&id).is_some_and(|outcome| outcome.end.is_none()));
+            world.commit();
+            if let Some(id) = in_flight {
+                assert!(world.outcome(id).end.is_some(), "{id}: cancelled, and still there after the step");
+                *tally.entry("ended in flight").or_default() += 1;
+            }
+        }
+        world.now.0 += coins.within(1, 3000) as u64;
+    }
+    let work: usize = requests.iter().map(|request| request.prompt.len() + request.params.max_tokens).sum();
+    world.finish(4 * work + 100);
+    for request in &requests {
+        compare(&config, request, world.outcome(request.id), &mut tally);
+    }
+    tally
+}
+
+fn any_config(coins: &mut Coins) -> SchedulerConfig {
+    let max_num_seqs = coins.within(1, 8);
+    let block_size = *coins.pick(&[1, 2, 4, 16]);
+    SchedulerConfig {
+        max_num_seqs,
+        max_num_batched_tokens: max_num_seqs + coins.within(0, 24),
+        max_queue: coins.within(1, 40),
+        max_model_len: coins.within(8, 120),
+        block_size,
+        blocks: coins.within(1, 4 + 160 / block_size),
+        enable_prefix_caching: !coins.one_in(4),
+    }
+}
+
+fn any_request(
+    coins: &mut Coins,
+    id: u64,
+    config: &SchedulerConfig,
+    now: Time,
+    outcomes: &BTreeMap<RequestId, Outcome>,
+) -> Request {
+    let mut tokens = prompt(coins.within(0, 2) as u64, coins.within(0, 50));
+    let fresh = coins.within(usize::from(tokens.is_empty()), 12);
+    tokens.extend((0..fresh).map(|_| coins.next() as u32 % VOCAB));
+    if let Some(answer) = outcomes.values().nth(coins.within(0, 30)).filter(|_| coins.one_in(3)) {
+        tokens.extend(&answer.tokens); // not a conversation, but something like it
+    }
+    if !coins.one_in(30) {
+        tokens.truncate(config.max_model_len.min(config.blocks * config.block_size).saturating_sub(1).max(1));
+    }
+    let max_tokens = coins.within(1, 30);
+    let params = SamplingParams {
+        max_tokens,
+        min_tokens: if coins.one_in(3) { coins.within(0, max_tokens) } else { 0 },
+        stop_token_ids: if coins.one_in(3) { vec![7, 8] } else { Vec::new() },
+        repetition_penalty: if coins.one_in(4) { 1.5 } else { 1.0 },
+        prompt_logprobs: coins.one_in(5).then_some(2),
+        logprobs: coins.one_in(5).then_some(1),
+        ..Default::default()
+    };
+    Request {
+        id: RequestId(id),
+        prompt: tokens.into(),
+        params: Arc::new(params),
+        wanted: *coins.pick(&[Wanted::Tokens, Wanted::Tokens, Wanted::Tokens, Wanted::LastLogits, Wanted::AllLogits]),
+        seed: coins.next(),
+        end_token_ids: if coins.one_in(3) { [3].into() } else { Arc::default() },
+        priority: coins.within(0, 2) as i32 - 1,
+        deadline: coins.one_in(5).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
+        cache_salt: (*coins.pick(&["", "", "tenant"])).into(),
+        user: "".into(),
+        arrived: now,
+    }
+}
+
+/// Cancels and stop strings, for anybody, alive or not. Says whom it cancelled.
+fn disturb(world: &mut World, coins: &mut Coins) -> Option<RequestId> {
+    let cancelled = coins.one_in(6).then(|| RequestId(coins.within(0, world.outcomes.len()) as u64));
+    if let Some(id) = cancelled {
+        world.cancel(id);
+    }
+    let speaking = world.living().into_iter().find(|&id| !world.outcome(id).tokens.is_empty());
+    if let Some(id) = speaking.filter(|_| coins.one_in(8)) {
+        world.apply(Command::StopString { id, text: "stop".into() });
+    }
+    cancelled
+}
+
+/// The answer does not depend on the weather.
+fn compare(config: &SchedulerConfig, request: &Request, got: &Outcome, tally: &mut Tally) {
+    let mut count = |name, yes: bool| *tally.entry(name).or_default() += usize::from(yes);
+    let (finish, record) = (got.finish(), got.record());
+    count(finish.name(), true);
+    count("preempted", record.preemptions > 0);
+    count("preempted in prefill", record.preemptions > 0 && record.recomputed_tokens < record.prompt_tokens);
+    count("cached", record.cached_tokens > 0);
+    count("deadline in queue", *finish == Finish::Deadline && record.steps == 0);
+    count("prompt logprobs after preemption", record.preemptions > 0 && !got.prompt_logprobs.is_empty());
+    count("logits", !got.logits.is_empty());
+    count("shared rent", record.cached_tokens > 0 && record.block_ns > 0);
+    if matches!(finish, Finish::Rejected(_)) {
+        assert_eq!((record.computed_tokens, got.tokens.len()), (0, 0));
+        return;
+    }
+    let want = alone(config, request);
+    assert!(want.tokens.starts_with(&got.tokens), "{}: other tokens than alone", request.id);
+    assert!(want.prompt_logprobs.starts_with(&got.prompt_logprobs), "{}: other prompt logprobs", request.id);
+    assert!(want.logits.starts_with(&got.logits), "{}: other logits than alone", request.id);
+    let by_itself = match finish {
+        Finish::Length => true,
+        Finish::Stop(reason) => !matches!(reason, octavo::request::StopReason::StopString(_)),
+        _ => false,
+    };
+    if by_itself {
+        assert_eq!(finish, want.finish(), "{}", request.id);
+        assert_eq!(got.tokens, want.tokens, "{}", request.id);
+        assert_eq!(got.prompt_logprobs, want.prompt_logprobs, "{}", request.id);
+        assert_eq!(got.logits, want.logits, "{}", request.id);
+        check_work(request, got);
+    }
+}
+
+/// Nothing is computed twice, unless blocks were taken away.
+fn check_work(request: &Request, got: &Outcome) {
+    let record = got.record();
+    let run = request.prompt.len() + got.tokens.len().saturating_sub(1);
+    if record.preemptions == 0 {
+        assert_eq!(record.cached_tokens + record.computed_tokens, run, "{}", request.id);
+    }
+    assert!(record.steps >= 1 && record.steps <= record.computed_tokens);
+    assert!(got.tokens.len() + record.cached_tokens > 0 || request.wanted != Wanted::Tokens);
+}
