@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import octavo
 import pytest
+
+import octavo
 
 ROOT = Path(__file__).parents[2]
 ORACLE = ROOT / "tests" / "fixtures" / "oracle"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 import octavo
 from conftest import GREEDY
 
@@ -65,11 +67,10 @@ def test_cancelled_and_late_requests_have_one_too(tiny: octavo.LLM) -> None:
     with tiny.stream([1], GREEDY, max_tokens=400) as stream:
         next(stream)
     assert_partition(stream.result.anatomy)
-    try:
+    with pytest.raises(octavo.DeadlineExceededError) as late:
         tiny.generate([1], GREEDY, max_tokens=400, deadline_s=0.0)
-    except octavo.DeadlineExceededError as error:
-        assert error.partial is not None
-        assert_partition(error.partial.anatomy)
+    assert late.value.partial is not None
+    assert_partition(late.value.partial.anatomy)
 
 
 def test_it_is_drawn(llm: octavo.LLM) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY, fingerprint, settled
 
 

@@ -6,8 +6,9 @@ import os
 import random
 import threading
 
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY, fingerprint, real_prompts, settled
 from octavo import SamplingParams
 
@@ -80,9 +81,9 @@ def test_more_prompts_than_the_queue_holds(tiny_path: str) -> None:
 
 def test_a_full_queue_is_an_answer(tiny_path: str) -> None:
     with octavo.LLM(tiny_path, kv_cache_bytes="4MiB", max_num_seqs=1, max_queue=1) as llm:
-        with llm.stream([1], GREEDY, max_tokens=200), llm.stream([2], GREEDY, max_tokens=200):
-            with pytest.raises(octavo.QueueFullError, match="max_queue"):
-                llm.generate([3], max_tokens=1)
+        full = pytest.raises(octavo.QueueFullError, match="max_queue")
+        with llm.stream([1], GREEDY, max_tokens=200), llm.stream([2], GREEDY, max_tokens=200), full:
+            llm.generate([3], max_tokens=1)
         settled(llm)
         assert len(llm.generate([3], GREEDY, max_tokens=2).token_ids) == 2
 

@@ -11,8 +11,9 @@ import sys
 import time
 from typing import Any
 
-import octavo
 import pytest
+
+import octavo
 
 
 def command(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:

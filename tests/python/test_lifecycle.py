@@ -11,8 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY, KV_BYTES, python
 
 

@@ -8,8 +8,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-import octavo
 import pytest
+
+import octavo
 from octavo import _pypi
 
 

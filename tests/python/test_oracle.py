@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY, ORACLE, assert_greedy, load_safetensors, real_prompts
 
-# What 8-bit activations may cost on these models of random weights; float activations are held to the oracle's own 1e-4.
+# What 8-bit activations may cost on models of random weights; float activations are held to the 1e-4 of the oracle.
 LOGITS_ATOL = {"reference": 1e-4, "cpu": 0.35}
 SURE_MARGIN = {"reference": 1e-4, "cpu": 0.5}
 

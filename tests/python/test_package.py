@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import octavo
 import pytest
+
+import octavo
 from conftest import python
 from octavo import _octavo
 
@@ -88,11 +89,9 @@ def test_the_stub_satisfies_stubtest(tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     # Classes that only the engine makes have no constructor, which a stub cannot say.
     allowed.write_text(r"octavo\._octavo\.\w+\.__(new|init|repr|str|replace)__" + "\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "octavo._octavo", "--allowlist", str(allowed), "--ignore-unused-allowlist",
-         "--ignore-disjoint-bases"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "mypy.stubtest", "octavo._octavo", "--allowlist", str(allowed)]
+    command += ["--ignore-unused-allowlist", "--ignore-disjoint-bases"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

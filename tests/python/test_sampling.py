@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY
 from octavo import SamplingParams
 

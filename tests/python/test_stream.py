@@ -6,8 +6,9 @@ import gc
 import threading
 import time
 
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY, fingerprint, settled
 
 
@@ -35,7 +36,7 @@ def test_text_is_whole_characters(llm: octavo.LLM) -> None:
                 received += chunk.text
                 chunk.text.encode()
     assert llm.detokenize(ids) == text
-    assert all(0 < len(llm.tokenize(text).pieces[i]) for i in range(len(ids)))
+    assert all(len(llm.tokenize(text).pieces[i]) > 0 for i in range(len(ids)))
 
 
 def test_leaving_early_stops_the_work(llm: octavo.LLM) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import array
 
 import numpy as np
-import octavo
 import pytest
+
+import octavo
 from conftest import GREEDY
 
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, 世界!"}]
