@@ -35,7 +35,7 @@ def test_chat_once(smollm2: str) -> None:
     assert done.stdout == wanted + "\n"
     line, *anatomy = done.stderr.splitlines()
     assert re.fullmatch(
-        r"\[\d+ tok prompt · \d+\.\d\d s to first token · \d+ tok/s · .*, 2? ?\d* ?threads?.* · "
+        r"\[\d+ tok prompt · \d+\.\d\d s to first token · \d+ tok/s · .*, \d+ threads? · "
         r"[\d.]+ MB weights \+ [\d.]+ [MG]B KV\]",
         line,
     ), line
