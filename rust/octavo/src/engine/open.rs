@@ -195,10 +195,10 @@ impl Loader {
             Device::Cpu => {
                 let config = CpuConfig { threads: self.config.threads, isa: None, pin_caller: true };
                 let refused = |source| LoadError::Backend { path: path.to_owned(), source };
-                self.on(path, CpuBackend::open(config, step).map_err(refused)?, files, model, plan)
+                self.on(path, CpuBackend::open(config, step).map_err(refused)?, files, model, plan, step)
             }
             Device::Reference => {
-                self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan)
+                self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan, step)
             }
         }
     }
@@ -210,6 +210,7 @@ impl Loader {
         files: &ModelFiles,
         model: &Model,
         plan: &MemoryPlan,
+        step: StepLimits,
     ) -> Result<(Box<dyn Executor>, String, u64), LoadError> {
         let device = backend.describe();
         let mut progress = |done, total| {
@@ -218,8 +219,7 @@ impl Loader {
         };
         let weights = Weights::load(files, model, &mut backend, &mut progress)?;
         let weights_bytes = weights.matrix_bytes;
-        let rows = self.config.batched_tokens();
-        let decoder = Decoder::new(backend, model.spec.clone(), weights, plan.cache, rows)
+        let decoder = Decoder::new(backend, model.spec.clone(), weights, step, plan.cache)
             .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
         Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
     }
