@@ -50,7 +50,7 @@ pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
         Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
         Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
         Finish::Rejected(Rejection::QueueFull { living, most }) => {
-            QueueFullError::new_err(SubmitError::QueueFull { live: living, most }.to_string())
+            QueueFullError::new_err(SubmitError::QueueFull { live: *living, most: *most }.to_string())
         }
         Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
         Finish::Error(reason) if engine_closed => EngineClosedError::new_err(reason.clone()),
