@@ -8,6 +8,7 @@ use crate::{
     cpu::{
         cache::{Element, Half, TILE},
         gated::soft_cap,
+        memory::prefetch,
         vector::Vector,
     },
 };
@@ -17,6 +18,9 @@ pub(super) const ITEM_QUERIES: usize = 32;
 
 /// Queries that share one pass over keys and values, at most.
 pub(super) const PASS_QUERIES: usize = 8;
+
+/// How many positions ahead of their use keys and values are asked for. Blocks lie anywhere, so the core cannot guess.
+const AHEAD: usize = 4 * TILE;
 
 /// The scores, then the weights, of one pass.
 pub(super) type Scores = [[f32; KV_SPLIT]; PASS_QUERIES];
@@ -166,6 +170,17 @@ impl<'a, E: Element> Positions<'a, E> {
     fn tile(&self, position: usize, half: Half) -> &'a [E] {
         self.job.cache.tile(self.table, self.first + position, half, self.item.kv_head)
     }
+
+    /// The tile that will be wanted [`AHEAD`] positions after this one: values come after the last keys.
+    #[inline(always)]
+    fn tile_ahead(&self, position: usize, tiles: &Range<usize>, half: Half) -> &'a [E] {
+        let ahead = position + AHEAD;
+        match half {
+            _ if ahead < tiles.end => self.tile(ahead, half),
+            Half::Keys => self.tile((ahead - tiles.end + tiles.start).min(tiles.end - TILE), Half::Values),
+            Half::Values => self.tile(position, half), // the end; nothing to ask for
+        }
+    }
 }
 
 /// `M` queries, from `first` on, over one split.
@@ -212,31 +227,36 @@ fn score_tiles<V: Vector, E: Element, const M: usize>(
     // Few queries have few sums in flight, so two tiles go together where registers allow.
     if V::ROWS >= 8 && M <= 4 {
         while position + 2 * TILE <= tiles.end {
-            let keys = [positions.tile(position, Half::Keys), positions.tile(position + TILE, Half::Keys)];
-            score::<V, E, M, 2>(v, positions, keys, position, staged, scores);
+            score::<V, E, M, 2>(v, positions, &tiles, position, staged, scores);
             position += 2 * TILE;
         }
     }
     while position < tiles.end {
-        score::<V, E, M, 1>(v, positions, [positions.tile(position, Half::Keys)], position, staged, scores);
+        score::<V, E, M, 1>(v, positions, &tiles, position, staged, scores);
         position += TILE;
     }
 }
 
+/// The scores of `M` queries with `N` tiles of keys.
 #[inline(always)]
 fn score<V: Vector, E: Element, const M: usize, const N: usize>(
     v: V,
     positions: &Positions<'_, E>,
-    keys: [&[E]; N],
+    tiles: &Range<usize>,
     position: usize,
     staged: &[f32],
     scores: &mut [[f32; KV_SPLIT]; M],
 ) {
-    let keys = keys.map(|keys| keys.as_chunks::<16>().0);
+    let (mut keys, mut ahead): ([&[[E; 16]]; N], [&[[E; 16]]; N]) = ([&[]; N], [&[]; N]);
+    for n in 0..N {
+        keys[n] = positions.tile(position + n * TILE, Half::Keys).as_chunks().0;
+        ahead[n] = positions.tile_ahead(position + n * TILE, tiles, Half::Keys).as_chunks().0;
+    }
     let (queries, _) = staged.as_chunks::<M>(); // (head_dim, M)
     let mut sums = [[v.splat(0.0); N]; M];
     for (d, query) in queries.iter().enumerate() {
         for n in 0..N {
+            prefetch(&ahead[n][d], 0);
             let key = E::load(v, &keys[n][d]);
             for m in 0..M {
                 sums[m][n] = v.fma(v.splat(query[m]), key, sums[m][n]);
@@ -289,8 +309,10 @@ fn weigh_tiles<V: Vector, E: Element, const M: usize>(
     let head_dim = positions.job.heads.head_dim;
     let stride = acc.len() / M;
     let by_all = seen.iter().fold(0..KV_SPLIT, |all, seen| all.start.max(seen.start)..all.end.min(seen.end));
-    for position in tiles.step_by(TILE) {
-        let tile = Tile { values: positions.tile(position, Half::Values), position, head_dim };
+    for position in tiles.clone().step_by(TILE) {
+        let values = positions.tile(position, Half::Values);
+        let ahead = positions.tile_ahead(position, &tiles, Half::Values);
+        let tile = Tile { values, ahead, position, head_dim };
         let all = tile.clip(&by_all);
         // Positions that only some of the queries see come one query at a time: before those that all see, and after.
         let (before, after) = if all.is_empty() { (position + TILE, position + TILE) } else { (all.start, all.end) };
@@ -309,6 +331,7 @@ fn weigh_tiles<V: Vector, E: Element, const M: usize>(
 /// Sixteen positions' values, the first of them at `position`.
 struct Tile<'a, E> {
     values: &'a [E],
+    ahead: &'a [E],
     position: usize,
     head_dim: usize,
 }
@@ -364,9 +387,11 @@ fn weigh_vectors<V: Vector, E: Element, const M: usize, const N: usize>(
         }
     }
     for position in range {
-        let row = &tile.values[(position - tile.position) * tile.head_dim..][..tile.head_dim];
+        let row = (position - tile.position) * tile.head_dim;
         for n in 0..N {
-            let value = E::load(v, sixteen(row, component(i + n, tile.head_dim)));
+            let at = row + component(i + n, tile.head_dim);
+            prefetch(sixteen(tile.ahead, at), 0);
+            let value = E::load(v, sixteen(tile.values, at));
             for m in 0..M {
                 sums[m][n] = v.fma(v.splat(weights[m][position]), value, sums[m][n]);
             }
