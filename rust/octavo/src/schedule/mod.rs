@@ -330,7 +330,9 @@ impl Scheduler {
         assert!(end <= sequence.known(), "{id}: runs tokens that nobody knows");
         assert_eq!(sequence.table.len(), self.kv.blocks_for(end), "{id}: as many blocks as it needs");
         assert!(sequence.known() <= limits::longest(&self.config), "{id}: longer than may be");
-        for &block in &sequence.table.blocks()[sequence.computed / self.config.block_size..] {
+        let full = sequence.computed / self.config.block_size;
+        assert!(self.in_flight || !self.kv.remembers() || sequence.published == full, "{id}: blocks nobody can find");
+        for &block in &sequence.table.blocks()[full..] {
             assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
             assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
         }
