@@ -15,6 +15,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::execute::{Batch, EntryOutput, StepOutput};
 use crate::kv::KvCache;
+use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
 use crate::stages::queue::limits;
@@ -107,9 +108,11 @@ impl Scheduler {
         };
         decode::advance(&mut step);
         prefill::read_oldest(&mut step);
-        prefill::admit(&mut step, prefill::Rule::Whole);
+        let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         prefill::read_on(&mut step);
-        let reason = prefill::admit(&mut step, prefill::Rule::Part);
+        if reason == Some(QueueReason::Budget) {
+            reason = prefill::admit(&mut step, prefill::Rule::Part);
+        }
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
