@@ -10,8 +10,11 @@ pub mod reference; // plain loops that define each operation; never made fast
 pub mod cpu; // packed weights, vector kernels, the worker pool
 pub mod file; // a read-only mapped file
 
+mod step; // a backend's copy of a step's input
+
 pub use ops::{
-    Activation, Backend, CacheDtype, CacheShape, Heads, Mask, RopeSpec, RopeStyle, Segment, StepInput, StepLimits, Weight,
+    Activation, Backend, CacheDtype, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment, StepInput, StepLimits,
+    Weight,
 };
 pub use types::DType;
 

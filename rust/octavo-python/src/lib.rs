@@ -1,1 +1,45 @@
-//! p
+//! The seam between octavo and Python. It converts, releases the GIL around whatever waits or computes, and maps errors;
+//! it decides nothing. The user's documentation of these classes is in `python/octavo/_octavo.pyi`.
+
+mod anatomy; // where a request's time and memory went
+mod chunk; // pieces of answers, and log-probabilities
+mod engine; // a loaded model
+mod errors; // Rust's errors as Python's
+mod facts; // what was fixed at load, and counters
+mod fields; // reads named values of Python objects
+mod home; // values that live in one process only
+mod machine; // what a file holds, what a machine offers
+mod params; // settings and parameters of a call
+mod prompt; // text, messages or token ids
+mod result; // finished answers
+mod ticket; // a call in flight
+mod waker; // wakes an event loop
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _octavo {
+    #[pymodule_export]
+    use crate::anatomy::Anatomy;
+    #[pymodule_export]
+    use crate::chunk::{Chunk, TokenLogprobs};
+    #[pymodule_export]
+    use crate::engine::{Encoding, Engine};
+    #[pymodule_export]
+    use crate::facts::{Facts, Stats};
+    #[pymodule_export]
+    use crate::machine::{Inspection, Machine, inspect, machine};
+    #[pymodule_export]
+    use crate::prompt::Chat;
+    #[pymodule_export]
+    use crate::result::{Choice, RequestResult, Usage};
+    #[pymodule_export]
+    use crate::ticket::Ticket;
+    #[pymodule_export]
+    use crate::waker::Waker;
+
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,35 +1,98 @@
-//! From logits to a token. Pure: the coin is a function of (seed, position).
+//! From logits to a token. Pure: the coin is a function of (seed, position), and nothing here knows the batch, so a request
+//! draws the same tokens whoever its neighbours are.
+//!
+//! The steps, in this order (vLLM's):
+//!
+//! 1. logits that are NaN or +∞ are that request's error; −∞ is a token that the model itself rules out
+//! 2. `allowed_token_ids`, tokens that may not be drawn yet, `bad_words` → −∞
+//! 3. `logit_bias` is added
+//! 4. `repetition_penalty` (prompt and output), then `frequency_penalty` and `presence_penalty` (output only)
+//! 5. `temperature` divides; 0 takes the largest logit here and skips the rest
+//! 6. `min_p` → `top_k` → `top_p`, each on what the one before it kept
+//! 7. the coin picks among the kept, in order of id
+//!
+//! Log-probabilities are of the raw logits, before any of these.
+//!
+//! **Ties.** Among equal logits the smaller id is the likelier one: greedy takes it, `top_p` and the lists of
+//! alternatives fill up with it first. `top_k` keeps every token equal to the k-th, so it may keep more than k.
 
 use crate::execute::{Draw, Drawn};
 
-/// The tokens before a draw, as far as penalties and banned words need them.
-#[derive(Clone, Debug, Default)]
-pub struct TokenHistory {
-    tokens: Vec<u32>,
-}
+mod filter; // temperature, min-p, top-k, top-p, and the pick among what they keep
+mod history; // the tokens before a draw
+pub mod logprobs; // log-probabilities and ranks of raw logits
+mod penalties; // what changes single logits: masks, bias, penalties
+pub mod random; // coins
+mod select; // the largest values, without sorting
+mod softmax; // exp, and sums in one order
 
-impl TokenHistory {
-    /// The history of a sequence that has only its prompt.
-    pub fn new(prompt: &[u32]) -> Self {
-        Self { tokens: prompt.to_vec() }
-    }
-    /// Adds a generated token.
-    pub fn push(&mut self, token_id: u32) {
-        self.tokens.push(token_id);
-    }
-}
+pub use history::TokenHistory;
 
-/// Draws tokens. Owns scratch memory for one vocabulary.
-#[derive(Debug, Default)]
-pub struct Sampler {}
+/// Draws tokens. Owns the scratch memory for one vocabulary, so a draw allocates nothing (but the log-probabilities it
+/// returns).
+#[derive(Debug)]
+pub struct Sampler {
+    /// Logits after masks, bias and penalties, when there are any.
+    adjusted: Vec<f32>,
+    kept: filter::Kept,
+}
 
 impl Sampler {
     /// Scratch for a vocabulary of `vocab` tokens.
-    pub fn new(_vocab: usize) -> Self {
-        Self {}
+    pub fn new(vocab: usize) -> Self {
+        Self { adjusted: Vec::with_capacity(vocab), kept: filter::Kept::new(vocab) }
     }
-    /// Chooses a token from `logits` (raw, `vocab` values). The error is this request's alone (logits that are no numbers).
-    pub fn draw(&mut self, _logits: &[f32], _draw: &Draw) -> Result<Drawn, String> {
-        Err("being written".into())
+
+    /// Chooses a token from `logits` (raw, one per token of the vocabulary). The error is this request's alone: logits
+    /// that are no numbers, or no token left to draw.
+    pub fn draw(&mut self, logits: &[f32], draw: &Draw) -> Result<Drawn, String> {
+        let token_id = match self.keep(logits, draw)? {
+            Choice::Greedy(token_id) => token_id,
+            Choice::Among(kept) => kept.pick(random::coin(draw.seed, draw.position)),
+        };
+        let logprobs = draw.params.logprobs.map(|k| logprobs::of(logits, token_id, k));
+        Ok(Drawn { token_id, logprobs })
     }
+
+    /// The probability with which [`draw`](Self::draw) gives each token, by the same steps.
+    pub fn probabilities(&mut self, logits: &[f32], draw: &Draw) -> Result<Vec<f32>, String> {
+        let mut probabilities = vec![0.0; logits.len()];
+        match self.keep(logits, draw)? {
+            Choice::Greedy(token_id) => probabilities[token_id as usize] = 1.0,
+            Choice::Among(kept) => kept.probabilities(&mut probabilities),
+        }
+        Ok(probabilities)
+    }
+
+    /// Everything but the coin.
+    fn keep(&mut self, logits: &[f32], draw: &Draw) -> Result<Choice<'_>, String> {
+        check_numbers(logits)?;
+        let adjusted = penalties::adjust(logits, draw, &mut self.adjusted);
+        let max = select::max(adjusted);
+        if max == f32::NEG_INFINITY {
+            return Err("no token is left to draw: every one is masked by the model, allowed_token_ids, bad_words or \
+                        min_tokens"
+                .into());
+        }
+        if draw.params.temperature == 0.0 {
+            return Ok(Choice::Greedy(select::first(adjusted, max)));
+        }
+        self.kept.keep(adjusted, max, &draw.params);
+        Ok(Choice::Among(&self.kept))
+    }
+}
+
+enum Choice<'a> {
+    Greedy(u32),
+    Among(&'a filter::Kept),
+}
+
+fn check_numbers(logits: &[f32]) -> Result<(), String> {
+    let impossible = |v: f32| v.is_nan() | (v == f32::INFINITY);
+    // Without a way out of the loop, so that it becomes a vector loop.
+    if !logits.iter().fold(false, |any, &v| any | impossible(v)) {
+        return Ok(());
+    }
+    let token = logits.iter().position(|&v| impossible(v)).unwrap_or(0);
+    Err(format!("the model's logit of token {token} is {}: nothing can be drawn from it", logits[token]))
 }

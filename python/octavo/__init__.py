@@ -1,0 +1,90 @@
+"""octavo runs language models inside a Python process.
+
+    import octavo
+
+    llm = octavo.LLM("smollm2")
+    print(llm.generate("Once upon a time", max_tokens=32).text)
+
+A Rust engine owns the paged KV cache, the batch scheduler and the decode loop; this package is the thin way in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo._errors import (
+        DeadlineExceededError,
+        DeviceError,
+        EngineClosedError,
+        InvalidRequestError,
+        ModelLoadError,
+        OctavoError,
+        OutOfMemoryError,
+        QueueFullError,
+    )
+    from octavo._llm import LLM
+    from octavo._models import resolve
+    from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
+    from octavo._params import SamplingParams
+    from octavo._stream import AsyncStream, Stream
+
+# Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
+_HOMES = {
+    "_errors": (
+        "OctavoError",
+        "ModelLoadError",
+        "InvalidRequestError",
+        "QueueFullError",
+        "DeadlineExceededError",
+        "OutOfMemoryError",
+        "DeviceError",
+        "EngineClosedError",
+    ),
+    "_llm": ("LLM",),
+    "_models": ("resolve",),
+    "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
+    "_params": ("SamplingParams",),
+    "_stream": ("AsyncStream", "Stream"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "Anatomy",
+    "AsyncStream",
+    "Choice",
+    "Chunk",
+    "DeadlineExceededError",
+    "DeviceError",
+    "Encoding",
+    "EngineClosedError",
+    "InvalidRequestError",
+    "ModelLoadError",
+    "OctavoError",
+    "OutOfMemoryError",
+    "QueueFullError",
+    "Result",
+    "SamplingParams",
+    "Stats",
+    "Stream",
+    "TokenLogprobs",
+    "Usage",
+    "__version__",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"octavo.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

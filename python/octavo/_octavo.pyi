@@ -1,0 +1,379 @@
+"""The engine, written in Rust. `octavo` is the way in; what a user meets of this module is re-exported there."""
+
+import os
+from collections.abc import Callable
+from typing import Literal, final
+
+from numpy import float64
+from numpy.typing import NDArray
+
+from octavo._params import CallOptions, EngineConfig, SamplingParams
+
+__version__: str
+
+@final
+class TokenLogprobs:
+    """A token with its log-probability: the natural logarithm of the softmax of the raw logits, before any sampling
+    step."""
+
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def rank(self) -> int:
+        """How many tokens are likelier, plus 1."""
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The best tokens and their log-probabilities, best first; ties by the smaller id."""
+
+@final
+class Chunk:
+    """The newest part of an answer. A reader that was slow gets several tokens in one."""
+
+    @property
+    def index(self) -> int:
+        """Which of the ``n`` answers."""
+    @property
+    def text(self) -> str:
+        """New text, always whole characters. May be empty: a token need not complete one."""
+    @property
+    def bytes(self) -> bytes:
+        """The new text as UTF-8."""
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One per new token, when asked for."""
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer ended, with its last part."""
+
+@final
+class Anatomy:
+    """Where a request's time and memory went. The times are a partition of its life on one monotonic clock: exclusive,
+    in whole nanoseconds, and their sum is the whole. ``print`` draws it."""
+
+    @property
+    def parts_ns(self) -> dict[str, int]:
+        """Every part by name, in the order of the stages; the values sum to :attr:`total_ns`."""
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def total_s(self) -> float: ...
+    @property
+    def tokenize_s(self) -> float:
+        """From the call to the queue: template, tokenizer, checks."""
+    @property
+    def queue_s(self) -> float:
+        """Waiting for a sequence, for blocks, or for room in a step."""
+    @property
+    def prefill_s(self) -> float:
+        """Until the first token."""
+    @property
+    def decode_s(self) -> float:
+        """After the first token."""
+    @property
+    def stream_s(self) -> float:
+        """From the last token until the reader had everything."""
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token: tokenize + queue + prefill."""
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first."""
+    @property
+    def inter_token_times(self) -> NDArray[float64]:
+        """Seconds between one token and the next."""
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from the prefix cache."""
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were run, those run again after a preemption included."""
+    @property
+    def recomputed_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def chunks(self) -> int:
+        """Steps that read a part of the prompt."""
+    @property
+    def steps(self) -> int: ...
+    @property
+    def preemptions(self) -> int:
+        """How often its blocks were taken away."""
+    @property
+    def neighbours(self) -> float:
+        """Other sequences in its steps, on average."""
+    @property
+    def block_seconds(self) -> float:
+        """The rent of the KV cache: blocks times how long they were held; a shared block is split among its holders."""
+    @property
+    def byte_seconds(self) -> float: ...
+    def to_dict(self) -> dict[str, object]: ...
+
+@final
+class Usage:
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int:
+        """Over all choices."""
+
+@final
+class Choice:
+    """One of the ``n`` answers."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token that was drawn, the one that ended it included."""
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None: ...
+    @property
+    def finish_reason(self) -> str:
+        """``stop``, ``length``, ``cancelled``; in ``error.partial`` also ``deadline``, ``rejected``, ``error``."""
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended it; ``None`` for the model's own end."""
+    @property
+    def anatomy(self) -> Anatomy: ...
+
+@final
+class Result:
+    """A finished request. ``text``, ``token_ids``, ``logprobs``, ``finish_reason``, ``stop_reason`` and ``anatomy`` are
+    those of the first choice."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def stop_reason(self) -> str | int | None: ...
+    @property
+    def anatomy(self) -> Anatomy: ...
+    @property
+    def choices(self) -> list[Choice]: ...
+    @property
+    def prompt_token_ids(self) -> list[int]: ...
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One per token of the prompt, when asked for; the first is ``None``."""
+    @property
+    def usage(self) -> Usage: ...
+
+@final
+class Encoding:
+    """Token ids of a text."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def pieces(self) -> list[bytes]:
+        """The bytes each token stands for."""
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """For each token its bytes in the UTF-8 of the text, as ``(start, end)``; empty for tokens that were added."""
+    def __len__(self) -> int: ...
+
+@final
+class Facts:
+    """What was fixed when the model was loaded."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def device(self) -> str:
+        """Device, instruction set, threads."""
+    @property
+    def vocab(self) -> int:
+        """Logits per row."""
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def memory(self) -> str:
+        """How the memory was divided, as text."""
+
+@final
+class Stats:
+    """Counts, now and since the model was loaded."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def blocks(self) -> int:
+        """Blocks of the KV cache: ``blocks_free + blocks_remembered + blocks_owned``."""
+    @property
+    def blocks_free(self) -> int: ...
+    @property
+    def blocks_remembered(self) -> int:
+        """Blocks that nobody holds and whose contents a new prompt may still find."""
+    @property
+    def blocks_owned(self) -> int:
+        """Blocks that running sequences hold."""
+    @property
+    def steps(self) -> int: ...
+    @property
+    def tokens_computed(self) -> int: ...
+    @property
+    def tokens_cached(self) -> int: ...
+    @property
+    def tokens_generated(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def finished(self) -> int: ...
+
+@final
+class Chat:
+    """Messages and tools for a chat template, as JSON texts; and what its clock shows, in seconds since 1970 with the
+    zone's offset added."""
+
+    def __new__(
+        cls, messages_json: str, tools_json: str | None, add_generation_prompt: bool, wall_clock_s: int
+    ) -> Chat: ...
+
+@final
+class Waker:
+    """A pipe that an event loop watches. Any number of calls may share one."""
+
+    def __new__(cls) -> Waker: ...
+    def fileno(self) -> int: ...
+    def clear(self) -> None:
+        """To be called when it is readable, before looking into mailboxes: what arrives afterwards wakes again."""
+
+@final
+class Ticket:
+    """A call in flight. Dropping it gives it up."""
+
+    def next(self, patience_s: float | None = None) -> Chunk | None:
+        """The next piece, waiting up to ``patience_s`` (``None``: for ever); ``None`` when there is none yet, or, when
+        ``ended``, any more."""
+    def wait(self, patience_s: float | None = None) -> bool:
+        """Whether it has finished; waits for it."""
+    def result(self) -> Result:
+        """The outcome, once, after it has finished. Raises what the request failed with."""
+    def logits(self) -> bytearray:
+        """Like ``result``, for a call that wanted logits: float32, little-endian, rows of the vocabulary."""
+    def cancel(self) -> None: ...
+    @property
+    def ended(self) -> bool:
+        """Whether everything has been read."""
+    @property
+    def tokens(self) -> int:
+        """How many have arrived, over all choices."""
+    @property
+    def prompt_token_ids(self) -> list[int]: ...
+
+@final
+class Engine:
+    """A loaded model and the thread that runs it."""
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str], settings: EngineConfig, progress: Callable[[int, int], object] | None
+    ) -> Engine: ...
+    @property
+    def facts(self) -> Facts: ...
+    def submit(
+        self,
+        prompt: str | list[int] | Chat,
+        params: SamplingParams,
+        options: CallOptions,
+        *,
+        wanted: Literal["tokens", "last_logits", "all_logits"] | str = "tokens",
+        every_token: bool = False,
+        waker: Waker | None = None,
+    ) -> Ticket: ...
+    def tokenize(self, text: str, *, special: bool, add_special_tokens: bool) -> Encoding: ...
+    def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+    def render(self, chat: Chat) -> tuple[str, list[int]]: ...
+    def stats(self) -> Stats: ...
+    def close(self) -> None: ...
+
+@final
+class Inspection:
+    """What is in a model file."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def tensor_types(self) -> list[tuple[str, int, int]]:
+        """Type, number of tensors, bytes."""
+    @property
+    def tokenizer(self) -> str: ...
+    @property
+    def pre_tokenizer(self) -> str | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> int | None: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
+def inspect(path: str | os.PathLike[str]) -> Inspection:
+    """Reads what is in a model file, without loading it."""
+
+@final
+class Machine:
+    """What octavo found out about this machine."""
+
+    @property
+    def isa(self) -> str: ...
+    @property
+    def isa_available(self) -> list[str]: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+def machine() -> Machine:
+    """What this machine offers, and what octavo would use of it."""

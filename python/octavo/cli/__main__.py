@@ -1,0 +1,7 @@
+"""``python -m octavo.cli``."""
+
+import sys
+
+from octavo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,216 @@
+//! The vector as one 512-bit register (AVX-512 F, BW, DQ, VL and VNNI).
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::vector::{Kernel, Vector};
+
+/// Proof that this CPU has AVX-512 with VNNI.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// The token, if this CPU has all that it stands for.
+    pub fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
+    }
+
+    /// Runs `kernel` compiled for these instructions.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        /// # Safety
+        /// The CPU has the features: whoever holds `v` has shown it.
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        unsafe fn enter<K: Kernel>(v: Avx512, kernel: K) -> K::Output {
+            kernel.run(v)
+        }
+        // SAFETY: `detect` found every feature, or `self` would not exist.
+        unsafe { enter(self, kernel) }
+    }
+}
+
+/// An intrinsic, or several.
+macro_rules! vector {
+    ($($body:tt)*) => {
+        // SAFETY: `self` is the proof that this CPU has the instructions; pointers come from references to arrays of exactly
+        // the length that is read or written, by instructions that need no alignment.
+        unsafe { $($body)* }
+    };
+}
+
+impl Vector for Avx512 {
+    type F32 = __m512;
+    type I32 = __m512i;
+    type Bytes = __m512i;
+
+    const NAME: &'static str = "avx512";
+    const ROWS: usize = 8;
+    const BIAS_LEFT: i32 = 128;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        vector!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; 16]) -> __m512 {
+        vector!(_mm512_loadu_ps(from.as_ptr()))
+    }
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; 16]) -> __m512 {
+        vector!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; 16]) -> __m512 {
+        vector!({
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        })
+    }
+    #[inline(always)]
+    fn store(self, x: __m512, to: &mut [f32; 16]) {
+        vector!(_mm512_storeu_ps(to.as_mut_ptr(), x))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        vector!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        vector!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn abs(self, x: __m512) -> __m512 {
+        vector!(_mm512_abs_ps(x))
+    }
+    #[inline(always)]
+    fn select_less(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        vector!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes))
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> __m512i {
+        vector!(_mm512_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; 16]) -> __m512i {
+        vector!(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; 16]) -> __m512i {
+        vector!(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn store_i8(self, x: __m512i, to: &mut [i8; 16]) {
+        vector!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(x)))
+    }
+    #[inline(always)]
+    fn add_i32(self, a: __m512i, b: __m512i) -> __m512i {
+        vector!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shl_i32(self, x: __m512i, bits: u32) -> __m512i {
+        vector!(_mm512_sll_epi32(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+    #[inline(always)]
+    fn round(self, x: __m512) -> __m512i {
+        vector!(_mm512_cvt_roundps_epi32::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x))
+    }
+    #[inline(always)]
+    fn to_f32(self, x: __m512i) -> __m512 {
+        vector!(_mm512_cvtepi32_ps(x))
+    }
+    #[inline(always)]
+    fn power_of_two(self, n: __m512i) -> __m512 {
+        vector!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; 64]) -> __m512i {
+        vector!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn splat_quad(self, quad: [i8; 4]) -> __m512i {
+        vector!(_mm512_set1_epi32(i32::from_le_bytes(quad.map(|x| x as u8))))
+    }
+    #[inline(always)]
+    fn splat_byte(self, x: u8) -> __m512i {
+        vector!(_mm512_set1_epi8(x as i8))
+    }
+    #[inline(always)]
+    fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        vector!(_mm512_and_si512(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        vector!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn shl_pairs(self, x: __m512i, bits: u32) -> __m512i {
+        vector!(_mm512_sll_epi16(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+    #[inline(always)]
+    fn shr_pairs(self, x: __m512i, bits: u32) -> __m512i {
+        vector!(_mm512_srl_epi16(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+    #[inline(always)]
+    fn dot(self, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
+        vector!(_mm512_dpbusd_epi32(acc, codes, activations))
+    }
+    #[inline(always)]
+    fn dot_biased(self, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
+        vector!(_mm512_dpbusd_epi32(acc, codes, activations))
+    }
+
+    #[inline(always)]
+    fn sum(self, x: __m512) -> f32 {
+        vector!({
+            let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        })
+    }
+    #[inline(always)]
+    fn max_lane(self, x: __m512) -> f32 {
+        vector!({
+            let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+            let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+        })
+    }
+    #[inline(always)]
+    fn sum_i32(self, x: __m512i) -> i32 {
+        vector!(_mm512_reduce_add_epi32(x))
+    }
+}

@@ -1,0 +1,286 @@
+//! The trait [`Backend`] over this machine's cores. Each operation is one parallel region over the pool.
+
+use super::{
+    array::Array,
+    attention::{self, Scratch},
+    cache::{Cache, Element, LayerWriter, Values},
+    embed, gated,
+    isa::Isa,
+    linear,
+    norm::{ResidualNorm, RmsNorm},
+    pack::Matrix,
+    pool::{Pool, SharedSlice},
+    quantise::Activations,
+    rope::{RopeAndCache, RopeTable},
+};
+use crate::{
+    Activation, Backend, BackendError, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits, Weight, step::Step,
+};
+
+/// How the CPU backend is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuConfig {
+    /// Threads that compute, the caller's among them. `None`: as many as this process may use.
+    pub threads: Option<usize>,
+    /// Pin the calling thread to a core of its own, as the workers are: for a thread that does nothing but run steps.
+    pub pin_caller: bool,
+    /// The instruction set. `None`: what `OCTAVO_CPU_ISA` says, or the best that this CPU has.
+    pub isa: Option<Isa>,
+}
+
+/// The backend over a CPU.
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Pool,
+    limits: StepLimits,
+    step: Step,
+    activations: Activations,
+    attention: Option<(Scratch, usize)>, // and the head_dim it is for
+    ropes: Vec<RopeTable>,
+}
+
+/// `(rows, width)` of f32.
+pub struct Buffer {
+    values: Array<f32>,
+    width: usize,
+}
+
+/// A vector of f32.
+#[derive(Debug)]
+pub struct Vector(Vec<f32>);
+
+/// The number of a registered rotary embedding.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope(usize);
+
+/// Values that one task goes through: several microseconds' worth, so that handing it out costs little. A small step is
+/// one task, which the calling thread runs by itself.
+const TASK_VALUES: usize = 1 << 14;
+
+fn rows_per_task(width: usize) -> usize {
+    (TASK_VALUES / width.max(1)).max(1)
+}
+
+impl CpuBackend {
+    /// Starts the threads and takes what does not depend on a model.
+    pub fn open(config: CpuConfig, limits: StepLimits) -> Result<Self> {
+        let isa = config.isa.map_or_else(Isa::from_environment, Ok)?;
+        let pool = Pool::new(config.threads)
+            .map_err(|error| BackendError::Unsupported(format!("worker threads cannot be started: {error}")))?;
+        if config.pin_caller {
+            pool.pin_caller();
+        }
+        let (activations, step) = (Activations::default(), Step::new(limits));
+        Ok(Self { isa, pool, limits, step, activations, attention: None, ropes: Vec::new() })
+    }
+}
+
+impl Buffer {
+    fn rows(&self, rows: usize, width: usize) -> &[f32] {
+        &self.values[..rows * width]
+    }
+    fn rows_mut(&mut self, rows: usize, width: usize) -> &mut [f32] {
+        &mut self.values[..rows * width]
+    }
+}
+
+fn weight(vector: Option<&Vector>, width: usize) -> Option<&[f32]> {
+    vector.map(|vector| {
+        assert_eq!(vector.0.len(), width);
+        vector.0.as_slice()
+    })
+}
+
+impl Backend for CpuBackend {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Buffer = Buffer;
+    type Cache = Cache;
+    type Rope = Rope;
+
+    fn describe(&self) -> String {
+        let threads = self.pool.threads();
+        format!("{}, {threads} thread{}", self.isa.describe(), if threads == 1 { "" } else { "s" })
+    }
+
+    fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
+        let matrix = Matrix::pack(&mut self.pool, parts)?;
+        if matrix.has_blocks() {
+            self.activations.reserve(self.limits.rows, matrix.inputs())?;
+        }
+        Ok(matrix)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.bytes()
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector(values.to_vec()))
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer> {
+        Ok(Buffer { values: Array::new("a buffer", &[rows, width])?, width })
+    }
+
+    fn cache(&mut self, shape: CacheShape) -> Result<Cache> {
+        let cache = Cache::new(shape)?;
+        if self.attention.as_ref().is_none_or(|(_, head_dim)| *head_dim < shape.head_dim) {
+            self.attention = Some((Scratch::new(shape.head_dim, self.pool.threads())?, shape.head_dim));
+        }
+        Ok(cache)
+    }
+
+    fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
+        self.ropes.push(RopeTable::new(spec, self.limits.rows));
+        Ok(Rope(self.ropes.len() - 1))
+    }
+
+    fn begin(&mut self, input: &StepInput<'_>) {
+        self.step.begin(input);
+        for rope in &mut self.ropes {
+            rope.begin(&mut self.pool, &self.step.positions);
+        }
+    }
+
+    fn embed(&mut self, out: &mut Buffer, table: &Matrix, scale: f32) {
+        let out = out.rows_mut(self.step.rows(), table.inputs());
+        embed::embed(&mut self.pool, out, table, &self.step.ids, scale);
+    }
+
+    fn rms_norm(&mut self, out: &mut Buffer, x: &Buffer, weight: &Vector, eps: f32, rows: usize) {
+        let (isa, weight) = (self.isa, weight.0.as_slice());
+        let piece = rows_per_task(weight.len()) * weight.len();
+        let (out, x) = (out.rows_mut(rows, weight.len()), x.rows(rows, weight.len()));
+        self.pool.run_pieces(out, piece, &|i, out| {
+            let x = &x[i * piece..][..out.len()];
+            isa.run(RmsNorm { out, x, weight, eps });
+        });
+    }
+
+    fn residual_norm(
+        &mut self,
+        residual: &mut Buffer,
+        delta: &Buffer,
+        post: Option<&Vector>,
+        scale: f32,
+        out: &mut Buffer,
+        next: Option<&Vector>,
+        eps: f32,
+        rows: usize,
+    ) {
+        let (isa, width) = (self.isa, residual.width);
+        let (post, next) = (weight(post, width), weight(next, width));
+        let piece = rows_per_task(width) * width;
+        let (delta, out) = (delta.rows(rows, width), SharedSlice::new(out.rows_mut(rows, width)));
+        self.pool.run_pieces(residual.rows_mut(rows, width), piece, &|i, residual| {
+            let delta = &delta[i * piece..][..residual.len()];
+            // SAFETY: the same part as of `residual`, whose parts do not overlap.
+            let out = unsafe { out.slice(i * piece, residual.len()) };
+            isa.run(ResidualNorm { residual, delta, post, scale, out, next, eps, width });
+        });
+    }
+
+    fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
+        let (out, x) = (out.rows_mut(rows, matrix.outputs()), x.rows(rows, matrix.inputs()));
+        let bias = weight(bias, matrix.outputs());
+        linear::linear(self.isa, &mut self.pool, &mut self.activations, out, x, matrix, bias, rows);
+    }
+
+    fn rope_and_cache(
+        &mut self,
+        qkv: &mut Buffer,
+        cache: &mut Cache,
+        layer: usize,
+        heads: Heads,
+        query_norm: Option<&Vector>,
+        key_norm: Option<&Vector>,
+        eps: f32,
+        rope: &Rope,
+    ) {
+        let shape = cache.shape;
+        assert!(heads.kv == shape.kv_heads && heads.head_dim == shape.head_dim, "{heads:?} over {shape:?}");
+        let pass = RopePass {
+            qkv: qkv.rows_mut(self.step.rows(), heads.qkv_width()),
+            shape,
+            layer,
+            heads,
+            query_norm: weight(query_norm, heads.head_dim),
+            key_norm: weight(key_norm, heads.head_dim),
+            eps,
+            rope: &self.ropes[rope.0],
+        };
+        match &mut cache.values {
+            Values::F32(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
+            Values::F16(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
+            Values::Bf16(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
+        }
+    }
+
+    fn attention(&mut self, out: &mut Buffer, qkv: &Buffer, cache: &Cache, layer: usize, heads: Heads, mask: Mask) {
+        let (scratch, _) = self.attention.as_mut().expect("a cache was taken, and scratch with it");
+        let out = out.rows_mut(self.step.rows(), heads.query_width());
+        let qkv = qkv.rows(self.step.rows(), heads.qkv_width());
+        attention::attention(self.isa, &mut self.pool, scratch, &self.step, out, qkv, cache, layer, heads, mask);
+    }
+
+    fn gated(&mut self, out: &mut Buffer, gate_up: &Buffer, activation: Activation, width: usize, rows: usize) {
+        let isa = self.isa;
+        // An exponential costs about as much as eight other operations.
+        let piece = rows_per_task(8 * width) * width;
+        let gate_up = gate_up.rows(rows, 2 * width);
+        self.pool.run_pieces(out.rows_mut(rows, width), piece, &|i, out| {
+            let gate_up = &gate_up[2 * i * piece..][..2 * out.len()];
+            isa.run(gated::Gated { out, gate_up, activation, width });
+        });
+    }
+
+    fn gather(&mut self, out: &mut Buffer, x: &Buffer, rows: &[u32]) {
+        let width = x.width;
+        assert_eq!(out.width, width);
+        for (out, &row) in out.rows_mut(rows.len(), width).chunks_exact_mut(width).zip(rows) {
+            out.copy_from_slice(&x.values[row as usize * width..][..width]);
+        }
+    }
+
+    fn scale_and_cap(&mut self, x: &mut Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize) {
+        if scale == 1.0 && soft_cap.is_none() {
+            return;
+        }
+        let isa = self.isa;
+        self.pool.run_pieces(x.rows_mut(rows, width), TASK_VALUES, &|_, x| {
+            isa.run(gated::ScaleAndCap { x, scale, cap: soft_cap });
+        });
+    }
+
+    fn read<'a>(&'a mut self, buffer: &'a Buffer, rows: usize, width: usize) -> &'a [f32] {
+        buffer.rows(rows, width)
+    }
+}
+
+/// The arguments of `rope_and_cache` that do not depend on the cache's type.
+struct RopePass<'a> {
+    qkv: &'a mut [f32],
+    shape: CacheShape,
+    layer: usize,
+    heads: Heads,
+    query_norm: Option<&'a [f32]>,
+    key_norm: Option<&'a [f32]>,
+    eps: f32,
+    rope: &'a RopeTable,
+}
+
+impl RopePass<'_> {
+    fn run<E: Element>(self, isa: Isa, pool: &mut Pool, step: &Step, values: &mut [E]) {
+        let Self { qkv, shape, layer, heads, query_norm, key_norm, eps, rope } = self;
+        let cache = &LayerWriter { shape, values: SharedSlice::new(values), layer };
+        let rope = rope.view();
+        let rows = rows_per_task(heads.qkv_width());
+        pool.run_pieces(qkv, rows * heads.qkv_width(), &|i, qkv| {
+            // `Step::begin` has seen to it that no two rows have one slot.
+            let slots = &step.slots[i * rows..];
+            let first_row = i * rows;
+            isa.run(RopeAndCache { qkv, first_row, slots, cache, heads, query_norm, key_norm, eps, rope });
+        });
+    }
+}

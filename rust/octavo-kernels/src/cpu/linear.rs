@@ -1,0 +1,103 @@
+//! `out = matrix · x + bias`, for any number of rows.
+//!
+//! A step's rows are taken in blocks whose activations stay in a core's cache; within a block, tasks are runs of tiles.
+//! A task keeps a tile and walks the block's rows, up to 8 at a time in registers, so weights come from memory once for
+//! a block of rows. Every output has one accumulator that walks the inputs in order: how rows and tiles are divided does
+//! not touch a single bit.
+
+mod dense; // F32, F16, BF16: a fused multiply-add per input
+mod quantised; // block types: products of bytes
+
+use std::ops::Range;
+
+use super::format::LANES;
+use super::isa::Isa;
+use super::pack::{Matrix, Part};
+use super::pool::{Pool, SharedSlice};
+use super::quantise::{Activations, GROUP};
+use super::vector::Vector;
+
+/// Bytes of activations that one block of rows may have: half of a small second-level cache.
+const ROW_BLOCK_BYTES: usize = 512 << 10;
+
+/// How many tasks each thread gets, so that an uneven start evens out.
+const TASKS_PER_THREAD: usize = 8;
+
+/// `out[r] = matrix · x[r] (+ bias)`. `x` is `(rows, inputs)`, `out` is `(rows, outputs)`.
+///
+/// # Panics
+/// When a length does not fit, or `activations` has no room (see [`Activations::reserve`]).
+#[allow(clippy::too_many_arguments)]
+pub fn linear(
+    isa: Isa,
+    pool: &mut Pool,
+    activations: &mut Activations,
+    out: &mut [f32],
+    x: &[f32],
+    matrix: &Matrix,
+    bias: Option<&[f32]>,
+    rows: usize,
+) {
+    let (inputs, outputs) = (matrix.inputs(), matrix.outputs());
+    assert_eq!(x.len(), rows * inputs);
+    assert_eq!(out.len(), rows * outputs);
+    assert!(bias.is_none_or(|bias| bias.len() == outputs));
+    if matrix.has_blocks() {
+        activations.quantise(isa, pool, x, rows, inputs);
+    }
+
+    let product = Product { matrix, x, activations, bias, out: SharedSlice::new(out) };
+    let block_rows = (ROW_BLOCK_BYTES / (inputs * size_of::<f32>())).next_multiple_of(GROUP).max(GROUP);
+    let run_tiles = matrix.tiles().div_ceil(pool.threads() * TASKS_PER_THREAD);
+    let runs = matrix.tiles().div_ceil(run_tiles);
+    pool.run(rows.div_ceil(block_rows) * runs, &|i| {
+        let (row, tile) = (i / runs * block_rows, i % runs * run_tiles);
+        product.run(isa, row..rows.min(row + block_rows), tile..matrix.tiles().min(tile + run_tiles));
+    });
+}
+
+/// One product's arguments.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    matrix: &'a Matrix,
+    x: &'a [f32],
+    activations: &'a Activations,
+    bias: Option<&'a [f32]>,
+    out: SharedSlice<'a, f32>,
+}
+
+impl Product<'_> {
+    /// The outputs of `tiles` for `rows`. No two calls that run at once may share a tile and a row.
+    fn run(&self, isa: Isa, rows: Range<usize>, tiles: Range<usize>) {
+        for part in &self.matrix.parts {
+            // Of the tiles asked for, those of this part, counted from its first.
+            let begin = tiles.start.max(part.first_tile) - part.first_tile;
+            let end = tiles.end.saturating_sub(part.first_tile).min(part.tiles);
+            if begin >= end {
+                continue;
+            }
+            let tiles = begin..end;
+            if part.dtype.is_dense() {
+                dense::run(isa, self, part, rows.clone(), tiles);
+            } else {
+                quantised::run(isa, self, part, rows.clone(), tiles);
+            }
+        }
+    }
+
+    /// Adds the bias and stores a tile's outputs for one row.
+    #[inline(always)]
+    fn store<V: Vector>(&self, v: V, part: &Part, tile: usize, row: usize, mut sum: V::F32) {
+        let first = part.first_output + tile * LANES;
+        let len = LANES.min(part.outputs - tile * LANES);
+        if let Some(bias) = self.bias {
+            sum = v.add(sum, v.load_partial(&bias[first..first + len], 0.0));
+        }
+        // SAFETY: tasks that run at once have different tiles or different rows, so different outputs.
+        let out = unsafe { self.out.slice(row * self.matrix.outputs() + first, len) };
+        v.store_partial(sum, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Products of byte codes: 4 inputs of 16 outputs in one instruction.
+//!
+//! For each block of 32 inputs of 16 outputs: the codes are unpacked into registers once; each of up to 8 rows multiplies
+//! them with its own codes in integers, exactly, and adds the product, times both scales, to its sum.
+
+use std::ops::Range;
+
+use super::Product;
+use crate::cpu::format::{BLOCK, Codes, Format, Scales, with_format};
+use crate::cpu::isa::Isa;
+use crate::cpu::memory::prefetch;
+use crate::cpu::pack::Part;
+use crate::cpu::quantise::{Block, GROUP};
+use crate::cpu::vector::{Kernel, Vector};
+
+/// How far ahead of its use weights are asked for. With many rows, the work on one block fills the window in which the
+/// core looks ahead by itself. Beyond the end of a tile lies the next one, which is what comes next.
+const CODES_AHEAD: usize = 8192;
+const SCALES_AHEAD: usize = 1024;
+
+/// The outputs of `tiles` of a part of a block type, for `rows`, which begin at a group.
+pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {
+    with_format!(part.dtype, F => isa.run(Tiles::<F> { product, part, rows, tiles, format: std::marker::PhantomData }));
+}
+
+struct Tiles<'a, F> {
+    product: &'a Product<'a>,
+    part: &'a Part,
+    rows: Range<usize>,
+    tiles: Range<usize>,
+    format: std::marker::PhantomData<F>,
+}
+
+impl<F: Format> Kernel for Tiles<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        for tile in self.tiles.clone() {
+            let mut row = self.rows.start;
+            while row < self.rows.end {
+                // As many rows as fit the registers; a few more than are left, rather than another walk.
+                match V::ROWS.min((self.rows.end - row).next_power_of_two()) {
+                    8 => self.rows_of_tile::<V, 8>(v, tile, &mut row),
+                    4 => self.rows_of_tile::<V, 4>(v, tile, &mut row),
+                    2 => self.rows_of_tile::<V, 2>(v, tile, &mut row),
+                    _ => self.rows_of_tile::<V, 1>(v, tile, &mut row),
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> Tiles<'_, F> {
+    #[inline(always)]
+    fn rows_of_tile<V: Vector, const R: usize>(&self, v: V, tile: usize, row: &mut usize) {
+        let (codes, scales) = self.product.matrix.blocks::<F>(self.part, tile);
+        let blocks = self.product.activations.group(*row / GROUP, codes.len());
+        let sums = multiply::<V, F, R>(v, codes, scales, blocks, *row % GROUP);
+        for sum in sums {
+            if *row < self.rows.end {
+                self.product.store(v, self.part, tile, *row, sum);
+            }
+            *row += 1;
+        }
+    }
+}
+
+/// 16 outputs of `R` rows of a group, from its row `first`.
+#[inline(always)]
+fn multiply<V: Vector, F: Format, const R: usize>(
+    v: V,
+    codes: &[F::Codes],
+    scales: &[F::Scales],
+    rows: &[[Block; GROUP]],
+    first: usize,
+) -> [V::F32; R] {
+    assert!(first + R <= GROUP);
+    let mut sums = [v.splat(0.0); R];
+    let per_record = F::Scales::BLOCKS;
+    let records = codes.chunks_exact(per_record).zip(rows.chunks_exact(per_record));
+    for (scales, (codes, rows)) in scales.iter().zip(records) {
+        prefetch(scales, SCALES_AHEAD);
+        let head = scales.head(v);
+        for (i, (codes, rows)) in codes.iter().zip(rows).enumerate() {
+            prefetch(codes, CODES_AHEAD);
+            let scale = scales.block(v, head, i);
+            let codes = codes.load(v);
+            for r in 0..R {
+                sums[r] = add_block::<V, F>(v, sums[r], &codes, scale, &rows[first + r]);
+            }
+        }
+    }
+    sums
+}
+
+/// `sum` plus the product of one block of weights and one of activations.
+#[inline(always)]
+fn add_block<V: Vector, F: Format>(
+    v: V,
+    sum: V::F32,
+    codes: &[V::Bytes; 8],
+    [first, second, minimum]: [V::F32; 3],
+    x: &Block,
+) -> V::F32 {
+    // Two chains of products, for the two halves of the block.
+    let mut dots = [start::<V, F>(v, x.minus_sums[0]), start::<V, F>(v, x.minus_sums[1])];
+    for g in 0..4 {
+        for half in 0..2 {
+            let (w, x) = (codes[4 * half + g], v.splat_quad(x.codes[4 * half + g]));
+            dots[half] = if F::BYTES { v.dot_biased(dots[half], w, x) } else { v.dot(dots[half], w, x) };
+        }
+    }
+    let x_scale = v.splat(x.scale);
+    if F::Scales::HALVES {
+        let sum = v.fma(v.to_f32(dots[0]), v.mul(first, x_scale), sum);
+        return v.fma(v.to_f32(dots[1]), v.mul(second, x_scale), sum);
+    }
+    let dot = v.to_f32(v.add_i32(dots[0], dots[1]));
+    let sum = v.fma(dot, v.mul(first, x_scale), sum);
+    if F::Scales::MINIMUMS { v.fma(minimum, v.splat(x.scaled_sum), sum) } else { sum }
+}
+
+/// Where a chain begins, so that it ends at the product with the zero point taken off.
+#[inline(always)]
+fn start<V: Vector, F: Format>(v: V, minus_sum: i32) -> V::I32 {
+    match F::ZERO_SHIFT {
+        Some(shift) if !F::BYTES || V::BIAS_LEFT != 0 => v.shl_i32(v.splat_i32(minus_sum), shift),
+        _ => v.splat_i32(0),
+    }
+}
+
+const _: () = assert!(BLOCK == 32 && GROUP == 8);

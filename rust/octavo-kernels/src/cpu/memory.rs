@@ -1,0 +1,105 @@
+//! Memory for weights: zeroed, aligned, in huge pages where there are some.
+
+use memmap2::MmapMut;
+
+use crate::{BackendError, Result};
+
+/// From this size on, memory begins at a multiple of it, and the system is asked for pages of this size: a product that
+/// streams a gigabyte of weights would otherwise look up a page every 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Zeroed bytes that begin at a multiple of 64 (and much more). Pages are taken when first touched.
+pub struct Memory {
+    map: MmapMut,
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    /// Takes `len` bytes for `what`.
+    pub fn new(what: &'static str, len: usize) -> Result<Self> {
+        let slack = if len >= HUGE_PAGE { HUGE_PAGE } else { 0 };
+        let map = len.checked_add(slack).and_then(|all| MmapMut::map_anon(all.max(1)).ok());
+        let map = map.ok_or(BackendError::OutOfMemory { what, bytes: len })?;
+        let start = if slack > 0 { map.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
+        #[cfg(target_os = "linux")]
+        if slack > 0 {
+            // Speed only: a kernel without huge pages says no.
+            let _ = map.advise_range(memmap2::Advice::HugePage, start, len);
+        }
+        Ok(Self { map, start, len })
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[self.start..][..self.len]
+    }
+
+    /// All of it, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map[self.start..][..self.len]
+    }
+}
+
+/// Types of which any bytes are a value.
+///
+/// # Safety
+/// No padding, no pointers, no bit pattern that is forbidden.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+// SAFETY: a number.
+unsafe impl Plain for f32 {}
+// SAFETY: a number around a u16.
+unsafe impl Plain for half::f16 {}
+// SAFETY: a number around a u16.
+unsafe impl Plain for half::bf16 {}
+// SAFETY: an array has no padding of its own.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// `bytes` as values. Panics unless they are aligned and a whole number of values.
+#[inline(always)]
+pub(crate) fn cast<T: Plain>(bytes: &[u8]) -> &[T] {
+    assert!(bytes.len().is_multiple_of(size_of::<T>()) && bytes.as_ptr().cast::<T>().is_aligned());
+    // SAFETY: length and alignment were checked on the line above; any bytes are a `T`.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// `bytes` as values, to write. Panics unless they are aligned and a whole number of values.
+pub(crate) fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
+    assert!(bytes.len().is_multiple_of(size_of::<T>()) && bytes.as_ptr().cast::<T>().is_aligned());
+    // SAFETY: length and alignment were checked on the line above; any bytes are a `T`, and a `T` is any bytes.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// Asks for the lines of cache that a value of this type would have, `bytes_ahead` of `from`. A hint: any address will do.
+#[inline(always)]
+pub(crate) fn prefetch<T>(from: &T, bytes_ahead: usize) {
+    let from = std::ptr::from_ref(from).cast::<i8>().wrapping_add(bytes_ahead);
+    for line in (0..size_of::<T>()).step_by(64) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch cannot fault, whatever the address; every x86-64 has it.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_aligned_and_as_long_as_asked() {
+        for len in [0, 1, 64, 4097, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 17] {
+            let mut memory = Memory::new("a test", len).unwrap();
+            assert_eq!(memory.bytes().len(), len);
+            assert_eq!(memory.bytes().as_ptr().align_offset(64), 0);
+            assert!(memory.bytes().iter().all(|&b| b == 0));
+            memory.bytes_mut().fill(1);
+        }
+        assert!(matches!(Memory::new("a test", usize::MAX), Err(BackendError::OutOfMemory { .. })));
+    }
+}

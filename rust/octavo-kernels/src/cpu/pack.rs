@@ -1,0 +1,211 @@
+//! Weights as the products want them: tiles of 16 outputs, packed once at load.
+//!
+//! ```text
+//! matrix  one piece of memory: [part][tile]
+//! tile    of a block type: [codes of every block of 32 inputs][scales of every block], see `format`
+//!         of a dense type: [input][16 outputs] in the stored type
+//! ```
+//! A product walks a tile from its start to its end. The last tile of a part is padded with zeroes. Nothing is rounded:
+//! every stored value can be had back, which is how [`Matrix::row`] serves an embedding from the same memory.
+
+use half::{bf16, f16};
+
+use super::format::{BLOCK, Codes, Format, LANES, Scales, with_format};
+use super::memory::{Memory, Plain, cast, cast_mut};
+use super::pool::Pool;
+use crate::{BackendError, DType, Result, Weight};
+
+/// A packed weight, or several with equal inputs one after another.
+pub struct Matrix {
+    memory: Memory,
+    pub(crate) parts: Vec<Part>,
+    inputs: usize,
+    outputs: usize,
+}
+
+/// Where one weight of a matrix lies.
+pub(crate) struct Part {
+    pub dtype: DType,
+    pub outputs: usize,
+    /// The matrix's output that is this part's first.
+    pub first_output: usize,
+    pub tiles: usize,
+    /// The matrix's tile that is this part's first.
+    pub first_tile: usize,
+    start: usize,
+    tile_bytes: usize,
+}
+
+impl Matrix {
+    /// Packs `parts` one after another, on all threads.
+    pub fn pack(pool: &mut Pool, parts: &[Weight<'_>]) -> Result<Self> {
+        let inputs = parts.first().map_or(0, |part| part.cols);
+        let mut places = Vec::new();
+        let (mut bytes, mut first_output, mut first_tile) = (0, 0, 0);
+        for weight in parts {
+            check(weight, inputs)?;
+            let tiles = weight.rows.div_ceil(LANES);
+            let tile_bytes = tile_bytes(weight.dtype, inputs);
+            let (dtype, outputs) = (weight.dtype, weight.rows);
+            places.push(Part { dtype, outputs, first_output, tiles, first_tile, start: bytes, tile_bytes });
+            bytes += tiles * tile_bytes;
+            first_output += outputs;
+            first_tile += tiles;
+        }
+        let mut memory = Memory::new("weights", bytes)?;
+        for (part, weight) in places.iter().zip(parts) {
+            let bytes = &mut memory.bytes_mut()[part.start..][..part.tiles * part.tile_bytes];
+            pool.run_pieces(bytes, part.tile_bytes, &|tile, bytes| pack_tile(weight, tile, bytes));
+        }
+        Ok(Self { memory, parts: places, inputs, outputs: first_output })
+    }
+
+    /// Inputs.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Outputs of all parts together.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Tiles of all parts together.
+    pub fn tiles(&self) -> usize {
+        self.parts.last().map_or(0, |part| part.first_tile + part.tiles)
+    }
+
+    /// Bytes that it occupies.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes().len()
+    }
+
+    /// Whether its product needs activations in int8.
+    pub fn has_blocks(&self) -> bool {
+        self.parts.iter().any(|part| !part.dtype.is_dense())
+    }
+
+    /// A tile of a part of a block type: codes and scales.
+    #[inline(always)]
+    pub(crate) fn blocks<F: Format>(&self, part: &Part, tile: usize) -> (&[F::Codes], &[F::Scales]) {
+        let (codes, scales) = self.tile(part, tile).split_at(self.inputs / BLOCK * size_of::<F::Codes>());
+        (cast(codes), cast(&scales[..scales_bytes::<F>(self.inputs)]))
+    }
+
+    /// A tile of a part of a dense type.
+    #[inline(always)]
+    pub(crate) fn dense<T: Plain>(&self, part: &Part, tile: usize) -> &[[T; LANES]] {
+        cast(&self.tile(part, tile)[..self.inputs * LANES * size_of::<T>()])
+    }
+
+    #[inline(always)]
+    fn tile(&self, part: &Part, tile: usize) -> &[u8] {
+        &self.memory.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes]
+    }
+
+    /// Output `row`'s weights as f32, the very values that the file's bytes mean.
+    ///
+    /// # Panics
+    /// When there is no such output, or `out` is not one value for each input.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.inputs);
+        let part = self.parts.iter().find(|part| row - part.first_output < part.outputs);
+        let part = part.unwrap_or_else(|| panic!("row {row} of {}", self.outputs));
+        let (tile, lane) = ((row - part.first_output) / LANES, (row - part.first_output) % LANES);
+        match part.dtype {
+            DType::F32 => pick(self.dense(part, tile), lane, out, |x: f32| x),
+            DType::F16 => pick(self.dense(part, tile), lane, out, f16::to_f32),
+            DType::BF16 => pick(self.dense(part, tile), lane, out, bf16::to_f32),
+            dtype => with_format!(dtype, F => self.block_row::<F>(part, tile, lane, out)),
+        }
+    }
+
+    fn block_row<F: Format>(&self, part: &Part, tile: usize, lane: usize, out: &mut [f32]) {
+        let (codes, scales) = self.blocks::<F>(part, tile);
+        for (b, (codes, out)) in codes.iter().zip(out.chunks_exact_mut(BLOCK)).enumerate() {
+            let (record, i) = (&scales[b / F::Scales::BLOCKS], b % F::Scales::BLOCKS);
+            let quads = codes.get(lane);
+            for (j, out) in out.iter_mut().enumerate() {
+                let (scale, minimum) = record.get(lane, i, j / (BLOCK / 2));
+                let code = i32::from(quads[j / 4].to_le_bytes()[j % 4]) - F::zero();
+                let value = scale * code as f32;
+                *out = if F::Scales::MINIMUMS { value + minimum } else { value };
+            }
+        }
+    }
+}
+
+/// A weight that a file may have got wrong.
+fn check(weight: &Weight<'_>, inputs: usize) -> Result<()> {
+    let Weight { dtype, rows, cols, bytes } = *weight;
+    let want = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
+    if want != Some(bytes.len()) || rows == 0 || cols == 0 {
+        let (name, got, block) = (dtype.name(), bytes.len(), dtype.block_len());
+        return Err(BackendError::BadWeight(match want {
+            Some(want) => format!("a {rows} × {cols} weight of {name} has {want} bytes, not {got}"),
+            None => format!("a {rows} × {cols} weight of {name}: {cols} is not a multiple of {block}"),
+        }));
+    }
+    if cols != inputs {
+        return Err(BackendError::BadWeight(format!("weights of {inputs} and {cols} inputs in one matrix")));
+    }
+    Ok(())
+}
+
+fn scales_bytes<F: Format>(inputs: usize) -> usize {
+    inputs / (BLOCK * F::Scales::BLOCKS) * size_of::<F::Scales>()
+}
+
+fn tile_bytes(dtype: DType, inputs: usize) -> usize {
+    let bytes = if dtype.is_dense() {
+        inputs * LANES * dtype.block_bytes()
+    } else {
+        with_format!(dtype, F => inputs / BLOCK * size_of::<<F as Format>::Codes>() + scales_bytes::<F>(inputs))
+    };
+    bytes.next_multiple_of(64)
+}
+
+/// Packs one tile of `weight` into `bytes`, which are zeroes.
+fn pack_tile(weight: &Weight<'_>, tile: usize, bytes: &mut [u8]) {
+    let first = tile * LANES;
+    let row_bytes = weight.bytes.len() / weight.rows;
+    let rows = weight.bytes.chunks_exact(row_bytes).skip(first).take(LANES);
+    match weight.dtype {
+        DType::F32 => rows.enumerate().for_each(|(lane, row)| spread::<4>(row, lane, bytes)),
+        DType::F16 | DType::BF16 => rows.enumerate().for_each(|(lane, row)| spread::<2>(row, lane, bytes)),
+        dtype => with_format!(dtype, F => {
+            let (codes, scales) = bytes.split_at_mut(weight.cols / BLOCK * size_of::<<F as Format>::Codes>());
+            let codes = cast_mut(codes);
+            let scales = cast_mut(&mut scales[..scales_bytes::<F>(weight.cols)]);
+            rows.enumerate().for_each(|(lane, row)| pack_row::<F>(row, lane, codes, scales, dtype.block_bytes()));
+        }),
+    }
+}
+
+fn pack_row<F: Format>(row: &[u8], lane: usize, codes: &mut [F::Codes], scales: &mut [F::Scales], block_bytes: usize) {
+    let records = codes.chunks_exact_mut(F::Scales::BLOCKS).zip(scales);
+    for (block, (codes, scales)) in row.chunks_exact(block_bytes).zip(records) {
+        scales.put(lane, block);
+        for (i, codes) in codes.iter_mut().enumerate() {
+            codes.put(lane, F::quads(block, i));
+        }
+    }
+}
+
+/// Writes a row of values of `N` bytes into its lane. Both sides are little-endian memory.
+fn spread<const N: usize>(row: &[u8], lane: usize, tile: &mut [u8]) {
+    let (values, lanes) = (row.as_chunks::<N>().0, tile.as_chunks_mut::<N>().0);
+    for (value, lanes) in values.iter().zip(lanes.as_chunks_mut::<LANES>().0) {
+        lanes[lane] = *value;
+    }
+}
+
+/// Reads a lane back.
+fn pick<T: Plain>(tile: &[[T; LANES]], lane: usize, out: &mut [f32], to_f32: impl Fn(T) -> f32) {
+    for (out, lanes) in out.iter_mut().zip(tile) {
+        *out = to_f32(lanes[lane]);
+    }
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("packed weights are little-endian, as in the files");

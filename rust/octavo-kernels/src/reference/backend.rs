@@ -1,0 +1,322 @@
+//! The trait [`Backend`] over plain vectors.
+
+use half::{bf16, f16};
+
+use super::{attention, dequantise::dequantise, gated, linear, norm, rope};
+use crate::{
+    Activation, Backend, BackendError, CacheDtype, CacheShape, DType, Heads, Mask, Result, RopeSpec, StepInput, StepLimits,
+    Weight, step::Step,
+};
+
+/// How products with quantised weights see their activations. Dense weights always meet f32 activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activations {
+    /// As they are: the weights' exact values times f32.
+    F32,
+    /// Quantised per row and block of 32, as [`linear::dot_int8`] defines.
+    Int8,
+}
+
+/// Every operation as its plain loop.
+#[derive(Debug)]
+pub struct ReferenceBackend {
+    activations: Activations,
+    step: Step,
+}
+
+/// Weights as they came: the parts' bytes, decoded at each use.
+#[derive(Debug)]
+pub struct Matrix {
+    parts: Vec<Part>,
+    rows: usize,
+    cols: usize,
+}
+
+#[derive(Debug)]
+struct Part {
+    dtype: DType,
+    row_bytes: usize,
+    bytes: Vec<u8>,
+}
+
+/// A vector of f32.
+#[derive(Debug)]
+pub struct Vector(Vec<f32>);
+
+/// `(rows, width)` of f32.
+#[derive(Debug)]
+pub struct Buffer {
+    values: Vec<f32>,
+    width: usize,
+}
+
+/// The KV cache in f32, each value rounded to the cache's type: `[layer][block][k|v][kv_head][block_size][head_dim]`.
+#[derive(Debug)]
+pub struct Cache {
+    shape: CacheShape,
+    values: Vec<f32>,
+}
+
+impl ReferenceBackend {
+    /// Opens the backend for steps within `limits`.
+    pub fn new(limits: StepLimits, activations: Activations) -> Self {
+        Self { activations, step: Step::new(limits) }
+    }
+}
+
+impl Matrix {
+    /// The bytes of output `row`.
+    fn row(&self, mut row: usize) -> (DType, &[u8]) {
+        for part in &self.parts {
+            let rows = part.bytes.len() / part.row_bytes;
+            if row < rows {
+                return (part.dtype, &part.bytes[row * part.row_bytes..][..part.row_bytes]);
+            }
+            row -= rows;
+        }
+        panic!("row {row} past the end of a matrix of {} rows", self.rows)
+    }
+}
+
+impl Buffer {
+    fn rows(&self, rows: usize, width: usize) -> std::slice::ChunksExact<'_, f32> {
+        self.values[..rows * width].chunks_exact(width)
+    }
+    fn rows_mut(&mut self, rows: usize, width: usize) -> std::slice::ChunksExactMut<'_, f32> {
+        self.values[..rows * width].chunks_exact_mut(width)
+    }
+}
+
+impl Cache {
+    /// Where the key (`which` 0) or value (1) of `slot` begins.
+    fn at(&self, layer: usize, slot: usize, which: usize, head: usize) -> usize {
+        let CacheShape { layers, blocks, block_size, kv_heads, head_dim, .. } = self.shape;
+        let (block, offset) = (slot / block_size, slot % block_size);
+        assert!(layer < layers && block < blocks && head < kv_heads, "layer {layer}, slot {slot}, head {head}");
+        ((((layer * blocks + block) * 2 + which) * kv_heads + head) * block_size + offset) * head_dim
+    }
+    fn read(&self, layer: usize, slot: usize, which: usize, head: usize) -> &[f32] {
+        &self.values[self.at(layer, slot, which, head)..][..self.shape.head_dim]
+    }
+    fn write(&mut self, layer: usize, slot: usize, which: usize, head: usize, values: &[f32]) {
+        let at = self.at(layer, slot, which, head);
+        let round = match self.shape.dtype {
+            CacheDtype::F32 => |x| x,
+            CacheDtype::F16 => |x| f16::from_f32(x).to_f32(),
+            CacheDtype::Bf16 => |x| bf16::from_f32(x).to_f32(),
+        };
+        for (kept, &value) in self.values[at..][..values.len()].iter_mut().zip(values) {
+            *kept = round(value);
+        }
+    }
+}
+
+fn zeroed(what: &'static str, len: Option<usize>) -> Result<Vec<f32>> {
+    let bytes = len.map_or(usize::MAX, |len| len.saturating_mul(4));
+    let mut values = Vec::new();
+    let len = len.ok_or(BackendError::OutOfMemory { what, bytes })?;
+    values.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory { what, bytes })?;
+    values.resize(len, 0.0);
+    Ok(values)
+}
+
+fn check_weight(weight: &Weight<'_>, cols: usize) -> Result<usize> {
+    let Weight { dtype, rows, bytes, .. } = *weight;
+    if weight.cols != cols {
+        return Err(BackendError::BadWeight(format!("parts of one matrix have {cols} and {} inputs", weight.cols)));
+    }
+    let row_bytes = dtype.row_bytes(cols).filter(|&row_bytes| row_bytes > 0).ok_or_else(|| {
+        BackendError::BadWeight(format!("{cols} inputs are no multiple of a {} block of {}", dtype.name(), dtype.block_len()))
+    })?;
+    match row_bytes.checked_mul(rows) {
+        Some(want) if want == bytes.len() => Ok(row_bytes),
+        _ => Err(BackendError::BadWeight(format!(
+            "a {} weight of {rows} x {cols} has {} bytes, {row_bytes} a row are wanted",
+            dtype.name(),
+            bytes.len()
+        ))),
+    }
+}
+
+impl Backend for ReferenceBackend {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Buffer = Buffer;
+    type Cache = Cache;
+    type Rope = RopeSpec;
+
+    fn describe(&self) -> String {
+        match self.activations {
+            Activations::F32 => "reference, f32 activations, 1 thread".into(),
+            Activations::Int8 => "reference, int8 activations, 1 thread".into(),
+        }
+    }
+
+    fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
+        let cols = parts.first().map_or(0, |part| part.cols);
+        let mut matrix = Matrix { parts: Vec::new(), rows: 0, cols };
+        for part in parts {
+            let row_bytes = check_weight(part, cols)?;
+            matrix.parts.push(Part { dtype: part.dtype, row_bytes, bytes: part.bytes.to_vec() });
+            matrix.rows += part.rows;
+        }
+        if matrix.rows == 0 {
+            return Err(BackendError::BadWeight("a matrix without outputs".into()));
+        }
+        Ok(matrix)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.parts.iter().map(|part| part.bytes.len()).sum()
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector(values.to_vec()))
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer> {
+        Ok(Buffer { values: zeroed("a buffer", rows.checked_mul(width))?, width })
+    }
+
+    fn cache(&mut self, shape: CacheShape) -> Result<Cache> {
+        let lens = [shape.layers, shape.blocks, 2, shape.kv_heads, shape.block_size, shape.head_dim];
+        let len = lens.into_iter().try_fold(1usize, |product, len| product.checked_mul(len));
+        Ok(Cache { shape, values: zeroed("the KV cache", len)? })
+    }
+
+    fn rope(&mut self, spec: &RopeSpec) -> Result<RopeSpec> {
+        Ok(spec.clone())
+    }
+
+    fn begin(&mut self, input: &StepInput<'_>) {
+        self.step.begin(input);
+    }
+
+    fn embed(&mut self, out: &mut Buffer, table: &Matrix, scale: f32) {
+        for (out, &id) in out.rows_mut(self.step.rows(), table.cols).zip(&self.step.ids) {
+            let (dtype, bytes) = table.row(id as usize);
+            dequantise(dtype, bytes, out);
+            out.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+
+    fn rms_norm(&mut self, out: &mut Buffer, x: &Buffer, weight: &Vector, eps: f32, rows: usize) {
+        let width = weight.0.len();
+        for (out, x) in out.rows_mut(rows, width).zip(x.rows(rows, width)) {
+            norm::rms_norm(out, x, &weight.0, eps);
+        }
+    }
+
+    fn residual_norm(
+        &mut self,
+        residual: &mut Buffer,
+        delta: &Buffer,
+        post: Option<&Vector>,
+        scale: f32,
+        out: &mut Buffer,
+        next: Option<&Vector>,
+        eps: f32,
+        rows: usize,
+    ) {
+        let width = residual.width;
+        let (post, next) = (post.map(|v| v.0.as_slice()), next.map(|v| v.0.as_slice()));
+        let buffers = residual.rows_mut(rows, width).zip(delta.rows(rows, width)).zip(out.rows_mut(rows, width));
+        for ((residual, delta), out) in buffers {
+            norm::residual_norm(residual, delta, post, scale, out, next, eps);
+        }
+    }
+
+    fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
+        assert!(rows * matrix.rows <= out.values.len() && bias.is_none_or(|bias| bias.0.len() == matrix.rows));
+        let mut int8 = Vec::new();
+        if self.activations == Activations::Int8 && matrix.parts.iter().any(|part| !part.dtype.is_dense()) {
+            int8.extend(x.rows(rows, matrix.cols).map(linear::Int8Row::quantise));
+        }
+        let mut weight = vec![0.0; matrix.cols];
+        for output in 0..matrix.rows {
+            let (dtype, bytes) = matrix.row(output);
+            dequantise(dtype, bytes, &mut weight);
+            for (row, x) in x.rows(rows, matrix.cols).enumerate() {
+                let product = match self.activations {
+                    Activations::Int8 if !dtype.is_dense() => linear::dot_int8(dtype, bytes, &int8[row]),
+                    _ => linear::dot(&weight, x),
+                };
+                out.values[row * matrix.rows + output] = bias.map_or(product, |bias| product + bias.0[output]);
+            }
+        }
+    }
+
+    fn rope_and_cache(
+        &mut self,
+        qkv: &mut Buffer,
+        cache: &mut Cache,
+        layer: usize,
+        heads: Heads,
+        query_norm: Option<&Vector>,
+        key_norm: Option<&Vector>,
+        eps: f32,
+        rope: &RopeSpec,
+    ) {
+        assert!(heads.kv == cache.shape.kv_heads && heads.head_dim == cache.shape.head_dim);
+        for (row, qkv) in qkv.rows_mut(self.step.rows(), heads.qkv_width()).enumerate() {
+            let slot = self.step.slots[row] as usize;
+            let (cos, sin) = rope::angles(rope, self.step.positions[row]);
+            for (i, head) in qkv.chunks_exact_mut(heads.head_dim).enumerate() {
+                let is_value = i >= heads.query + heads.kv;
+                if !is_value {
+                    if let Some(weight) = if i < heads.query { query_norm } else { key_norm } {
+                        norm::rms_norm_in_place(head, &weight.0, eps);
+                    }
+                    rope::rotate(head, &cos, &sin, rope.style);
+                }
+                if let Some(kv) = i.checked_sub(heads.query) {
+                    cache.write(layer, slot, usize::from(is_value), kv % heads.kv, head);
+                }
+            }
+        }
+    }
+
+    fn attention(&mut self, out: &mut Buffer, qkv: &Buffer, cache: &Cache, layer: usize, heads: Heads, mask: Mask) {
+        assert!(heads.kv == cache.shape.kv_heads && heads.head_dim == cache.shape.head_dim);
+        let block_size = cache.shape.block_size;
+        for segment in &self.step.segments {
+            let table = self.step.block_table(segment, block_size);
+            let slot = |position: usize| table[position / block_size] as usize * block_size + position % block_size;
+            for row in segment.first_row..segment.first_row + segment.rows {
+                let visible = attention::visible(self.step.positions[row] as usize, mask.window);
+                for head in 0..heads.query {
+                    let kv_head = head / (heads.query / heads.kv);
+                    let query = &qkv.values[row * heads.qkv_width() + head * heads.head_dim..][..heads.head_dim];
+                    let out = &mut out.values[row * heads.query_width() + head * heads.head_dim..][..heads.head_dim];
+                    let keys = visible.clone().map(|p| cache.read(layer, slot(p), 0, kv_head));
+                    let values = visible.clone().map(|p| cache.read(layer, slot(p), 1, kv_head));
+                    attention::attention(out, query, keys, values, &mask);
+                }
+            }
+        }
+    }
+
+    fn gated(&mut self, out: &mut Buffer, gate_up: &Buffer, activation: Activation, width: usize, rows: usize) {
+        for (out, gate_up) in out.rows_mut(rows, width).zip(gate_up.rows(rows, 2 * width)) {
+            gated::gated(out, gate_up, activation);
+        }
+    }
+
+    fn gather(&mut self, out: &mut Buffer, x: &Buffer, rows: &[u32]) {
+        let width = x.width;
+        assert_eq!(width, out.width);
+        for (out, &row) in out.rows_mut(rows.len(), width).zip(rows) {
+            out.copy_from_slice(&x.values[row as usize * width..][..width]);
+        }
+    }
+
+    fn scale_and_cap(&mut self, x: &mut Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize) {
+        for x in &mut x.values[..rows * width] {
+            *x = gated::soft_cap(*x * scale, soft_cap);
+        }
+    }
+
+    fn read<'a>(&'a mut self, buffer: &'a Buffer, rows: usize, width: usize) -> &'a [f32] {
+        &buffer.values[..rows * width]
+    }
+}

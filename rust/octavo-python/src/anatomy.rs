@@ -1,0 +1,182 @@
+//! Where a request's time and memory went.
+
+use octavo::observe::anatomy;
+use pyo3::exceptions::PyImportError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+
+/// A partition of a request's life on one monotonic clock, with what it used.
+#[pyclass(module = "octavo", frozen)]
+pub struct Anatomy(pub anatomy::Anatomy);
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+impl Anatomy {
+    /// Every part, in the order of the stages.
+    fn parts(&self) -> [(&'static str, u64); 10] {
+        let anatomy::StageTimes { queue, prefill, decode } = &self.0.record.stages;
+        [
+            ("tokenize", self.0.tokenize_ns),
+            ("queue_sequences", queue.sequences),
+            ("queue_blocks", queue.blocks),
+            ("queue_budget", queue.budget),
+            ("prefill_computing", prefill.computing),
+            ("prefill_waiting", prefill.waiting),
+            ("decode_computing", decode.computing),
+            ("decode_waiting", decode.waiting),
+            ("decode_preempted", decode.preempted),
+            ("stream", self.0.stream_ns),
+        ]
+    }
+}
+
+#[pymethods]
+impl Anatomy {
+    #[getter]
+    fn parts_ns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let parts = PyDict::new(py);
+        for (name, ns) in self.parts() {
+            parts.set_item(name, ns)?;
+        }
+        Ok(parts)
+    }
+
+    #[getter]
+    fn total_ns(&self) -> u64 {
+        self.0.total_ns()
+    }
+
+    #[getter]
+    fn total_s(&self) -> f64 {
+        seconds(self.0.total_ns())
+    }
+
+    #[getter]
+    fn tokenize_s(&self) -> f64 {
+        seconds(self.0.tokenize_ns)
+    }
+
+    #[getter]
+    fn queue_s(&self) -> f64 {
+        seconds(self.0.record.stages.queue.total())
+    }
+
+    #[getter]
+    fn prefill_s(&self) -> f64 {
+        seconds(self.0.record.stages.prefill.total())
+    }
+
+    #[getter]
+    fn decode_s(&self) -> f64 {
+        seconds(self.0.record.stages.decode.total())
+    }
+
+    #[getter]
+    fn stream_s(&self) -> f64 {
+        seconds(self.0.stream_ns)
+    }
+
+    #[getter]
+    fn ttft_s(&self) -> Option<f64> {
+        self.0.ttft_ns().map(seconds)
+    }
+
+    #[getter]
+    fn tpot_s(&self) -> Option<f64> {
+        self.0.record.tpot_ns().map(|ns| ns / 1e9)
+    }
+
+    #[getter]
+    fn inter_token_times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let bytes: Vec<u8> = self.0.record.itl_ns().flat_map(|ns| seconds(ns).to_le_bytes()).collect();
+        let numpy = py.import("numpy").map_err(|_| {
+            PyImportError::new_err("inter_token_times come back as a numpy array, and numpy is not installed: pip install numpy")
+        })?;
+        numpy.call_method1("frombuffer", (PyByteArray::new(py, &bytes), "<f8"))
+    }
+
+    #[getter]
+    fn prompt_tokens(&self) -> usize {
+        self.0.record.prompt_tokens
+    }
+
+    #[getter]
+    fn cached_tokens(&self) -> usize {
+        self.0.record.cached_tokens
+    }
+
+    #[getter]
+    fn computed_tokens(&self) -> usize {
+        self.0.record.computed_tokens
+    }
+
+    #[getter]
+    fn recomputed_tokens(&self) -> usize {
+        self.0.record.recomputed_tokens
+    }
+
+    #[getter]
+    fn completion_tokens(&self) -> usize {
+        self.0.record.completion_tokens
+    }
+
+    #[getter]
+    fn chunks(&self) -> usize {
+        self.0.record.chunks
+    }
+
+    #[getter]
+    fn steps(&self) -> usize {
+        self.0.record.steps
+    }
+
+    #[getter]
+    fn preemptions(&self) -> usize {
+        self.0.record.preemptions
+    }
+
+    #[getter]
+    fn neighbours(&self) -> f64 {
+        self.0.record.neighbour_sequences as f64 / self.0.record.steps.max(1) as f64
+    }
+
+    #[getter]
+    fn block_seconds(&self) -> f64 {
+        self.0.block_seconds()
+    }
+
+    #[getter]
+    fn byte_seconds(&self) -> f64 {
+        self.0.byte_seconds()
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("total_ns", self.total_ns())?;
+        dict.set_item("parts_ns", self.parts_ns(py)?)?;
+        dict.set_item("ttft_s", self.ttft_s())?;
+        dict.set_item("tpot_s", self.tpot_s())?;
+        dict.set_item("prompt_tokens", self.prompt_tokens())?;
+        dict.set_item("cached_tokens", self.cached_tokens())?;
+        dict.set_item("computed_tokens", self.computed_tokens())?;
+        dict.set_item("recomputed_tokens", self.recomputed_tokens())?;
+        dict.set_item("completion_tokens", self.completion_tokens())?;
+        dict.set_item("chunks", self.chunks())?;
+        dict.set_item("steps", self.steps())?;
+        dict.set_item("preemptions", self.preemptions())?;
+        dict.set_item("neighbours", self.neighbours())?;
+        dict.set_item("block_seconds", self.block_seconds())?;
+        dict.set_item("byte_seconds", self.byte_seconds())?;
+        Ok(dict)
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Anatomy of {} tokens in {:.3} s>", self.completion_tokens(), self.total_s())
+    }
+}

@@ -1,0 +1,154 @@
+//! A loaded model.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use octavo::engine;
+use octavo::stages::tokenize::Special;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use crate::errors::{invalid, not_loaded, refused};
+use crate::facts::{Facts, Stats};
+use crate::fields::token_ids;
+use crate::home::Home;
+use crate::params;
+use crate::prompt::{Chat, prompt, text};
+use crate::result::Asked;
+use crate::ticket::Ticket;
+use crate::waker::Waker;
+
+/// A loaded model and the thread that runs it.
+#[pyclass(module = "octavo._octavo", frozen)]
+pub struct Engine(Home<Arc<engine::Engine>>);
+
+#[pymethods]
+impl Engine {
+    #[staticmethod]
+    fn load(
+        py: Python<'_>,
+        path: PathBuf,
+        settings: &Bound<'_, PyAny>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let config = params::engine_config(settings)?;
+        let mut stopped_by = None;
+        let mut report = |done: u64, total: u64| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                progress.as_ref().map_or(Ok(()), |listener| listener.call1(py, (done, total)).map(drop))
+            });
+            told.inspect_err(|_| ()).map_err(|error| stopped_by = Some(error)).is_ok()
+        };
+        let opened = py.detach(|| engine::open(&path, config, &mut report));
+        match (opened, stopped_by) {
+            (_, Some(error)) => Err(error),
+            (opened, None) => Ok(Self(Home::new(Arc::new(opened.map_err(not_loaded)?)))),
+        }
+    }
+
+    #[getter]
+    fn facts(&self) -> PyResult<Facts> {
+        Ok(Facts::from(self.0.get()?.facts()))
+    }
+
+    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", every_token=false, waker=None))]
+    #[expect(clippy::too_many_arguments, reason = "a call has these")]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        params: &Bound<'_, PyAny>,
+        options: &Bound<'_, PyAny>,
+        wanted: &str,
+        every_token: bool,
+        waker: Option<Py<Waker>>,
+    ) -> PyResult<Ticket> {
+        let engine = self.0.get()?.clone();
+        let (params, choices) = params::sampling_params(params)?;
+        let mut options = params::options(options, choices, wanted)?;
+        options.every_token = every_token;
+        options.waker = waker.map(|waker| waker.get().0.clone() as Arc<dyn engine::Wake>);
+        let asked = Asked {
+            logprobs: params.logprobs.is_some(),
+            prompt_logprobs: params.prompt_logprobs.is_some(),
+            block_bytes: engine.facts().block_bytes as usize,
+        };
+        let prompt = self::prompt(prompt)?;
+        let ticket = py.detach(|| engine.submit(&prompt, params, options)).map_err(refused)?;
+        Ok(Ticket::new(ticket, engine, asked))
+    }
+
+    #[pyo3(signature = (text, *, special, add_special_tokens))]
+    fn tokenize(
+        &self,
+        py: Python<'_>,
+        text: &Bound<'_, PyString>,
+        special: bool,
+        add_special_tokens: bool,
+    ) -> PyResult<Encoding> {
+        let tokenizer = self.0.get()?.tokenizer();
+        let text = self::text("the text", text)?;
+        let special = if special { Special::Parse } else { Special::AsText };
+        let encoding = py.detach(|| tokenizer.encode(&text, special, add_special_tokens));
+        let encoding = encoding.map_err(|error| invalid(error.to_string()))?;
+        let pieces = encoding.ids.iter().map(|&id| tokenizer.piece(id).unwrap_or_default().to_vec()).collect();
+        let offsets = encoding.offsets.iter().map(|range| (range.start, range.end)).collect();
+        Ok(Encoding { ids: encoding.ids, pieces, offsets })
+    }
+
+    #[pyo3(signature = (token_ids, *, skip_special_tokens))]
+    fn detokenize(&self, py: Python<'_>, token_ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> PyResult<String> {
+        let engine = self.0.get()?;
+        let ids = self::token_ids("token_ids", token_ids).map_err(invalid)?;
+        py.detach(|| {
+            engine.token_ids(&engine::Prompt::Tokens(ids.clone())).map_err(refused)?;
+            Ok(engine.tokenizer().decode(&ids, skip_special_tokens))
+        })
+    }
+
+    fn render(&self, py: Python<'_>, chat: &Bound<'_, Chat>) -> PyResult<(String, Vec<u32>)> {
+        let engine = self.0.get()?;
+        let input = &chat.get().0;
+        let rendered = py.detach(|| engine.render(input)).map_err(refused)?;
+        Ok((rendered.text, rendered.encoding.ids))
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        let engine = self.0.get()?;
+        py.detach(|| engine.stats()).map(Stats::from).map_err(refused)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        // A forked child has no thread to stop and no model of its own to free.
+        if let Ok(engine) = self.0.get() {
+            py.detach(|| engine.close());
+        }
+    }
+}
+
+/// Token ids of a text, the bytes of each, and where in the text it came from.
+#[pyclass(module = "octavo", frozen)]
+pub struct Encoding {
+    #[pyo3(get)]
+    ids: Vec<u32>,
+    pieces: Vec<Vec<u8>>,
+    #[pyo3(get)]
+    offsets: Vec<(usize, usize)>,
+}
+
+#[pymethods]
+impl Encoding {
+    #[getter]
+    fn pieces<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        self.pieces.iter().map(|piece| PyBytes::new(py, piece)).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.ids.len()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Encoding(ids={:?})", self.ids)
+    }
+}

@@ -1,0 +1,59 @@
+//! Rust's errors as Python's. The tree itself is `python/octavo/_errors.py`.
+
+use octavo::engine::SubmitError;
+use octavo::error::LoadError;
+use octavo::request::{Finish, Rejection};
+use octavo_kernels::BackendError;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+
+pyo3::import_exception!(octavo._errors, DeadlineExceededError);
+pyo3::import_exception!(octavo._errors, DeviceError);
+pyo3::import_exception!(octavo._errors, EngineClosedError);
+pyo3::import_exception!(octavo._errors, InvalidRequestError);
+pyo3::import_exception!(octavo._errors, ModelLoadError);
+pyo3::import_exception!(octavo._errors, OctavoError);
+pyo3::import_exception!(octavo._errors, OutOfMemoryError);
+pyo3::import_exception!(octavo._errors, QueueFullError);
+
+/// A request that makes no sense.
+pub fn invalid(what: String) -> PyErr {
+    InvalidRequestError::new_err(what)
+}
+
+/// Why a call was not taken.
+pub fn refused(error: SubmitError) -> PyErr {
+    match error {
+        SubmitError::Invalid(what) => InvalidRequestError::new_err(what),
+        SubmitError::QueueFull { .. } => QueueFullError::new_err(error.to_string()),
+        SubmitError::Closed(reason) => EngineClosedError::new_err(reason),
+    }
+}
+
+/// Why a model could not be loaded.
+pub fn not_loaded(error: LoadError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        LoadError::OutOfMemory(_) | LoadError::Backend { source: BackendError::OutOfMemory { .. }, .. } => {
+            OutOfMemoryError::new_err(text)
+        }
+        LoadError::Backend { source: BackendError::BadWeight(_), .. } => ModelLoadError::new_err(text),
+        LoadError::Backend { .. } => DeviceError::new_err(text),
+        LoadError::Interrupted => PyKeyboardInterrupt::new_err(text),
+        _ => ModelLoadError::new_err(text),
+    }
+}
+
+/// The error that a request's end stands for, if it is one. `engine_closed`: whether the engine is gone.
+pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
+    Some(match finish {
+        Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
+        Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
+        Finish::Rejected(Rejection::QueueFull { waiting }) => QueueFullError::new_err(format!(
+            "the queue is full: {waiting} requests are waiting, as many as may (max_queue)"
+        )),
+        Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
+        Finish::Error(reason) if engine_closed => EngineClosedError::new_err(reason.clone()),
+        Finish::Error(reason) => OctavoError::new_err(reason.clone()),
+    })
+}

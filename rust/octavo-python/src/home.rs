@@ -1,0 +1,43 @@
+//! Values that live in one process only. A forked child has a copy of the memory, but not of the engine thread: a lock
+//! that the thread held at that moment stays locked for ever, and joining it would never return.
+
+use pyo3::prelude::*;
+
+use crate::errors::EngineClosedError;
+
+/// A value of the process that made it. Elsewhere it cannot be reached, and is leaked rather than dropped.
+pub struct Home<T> {
+    pid: u32,
+    value: Option<T>,
+}
+
+impl<T> Home<T> {
+    pub fn new(value: T) -> Self {
+        Self { pid: std::process::id(), value: Some(value) }
+    }
+
+    /// Whether this is the process that made it.
+    pub fn is_here(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// The value, at home.
+    pub fn get(&self) -> PyResult<&T> {
+        match &self.value {
+            Some(value) if self.is_here() => Ok(value),
+            _ => Err(EngineClosedError::new_err(format!(
+                "this LLM lives in process {}, and this is process {}, a fork of it: create the LLM after the fork",
+                self.pid,
+                std::process::id()
+            ))),
+        }
+    }
+}
+
+impl<T> Drop for Home<T> {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a model file holds, and what this machine offers.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+use crate::errors::not_loaded;
+
+/// What is in a model file.
+#[pyclass(module = "octavo._octavo", frozen, get_all)]
+pub struct Inspection {
+    architecture: String,
+    name: Option<String>,
+    layers: usize,
+    hidden_size: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    vocab: usize,
+    max_positions: usize,
+    tensor_types: Vec<(String, usize, u64)>,
+    tokenizer: String,
+    pre_tokenizer: Option<String>,
+    chat_template: Option<String>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    file_bytes: u64,
+    kv_bytes_per_token: u64,
+}
+
+/// Reads what is in a model file, without loading it.
+#[pyfunction]
+pub fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<Inspection> {
+    let found = py.detach(|| octavo::load::inspect(&path)).map_err(not_loaded)?;
+    Ok(Inspection {
+        architecture: found.architecture,
+        name: found.name,
+        layers: found.layers,
+        hidden_size: found.hidden,
+        heads: found.heads,
+        kv_heads: found.kv_heads,
+        head_dim: found.head_dim,
+        vocab: found.vocab,
+        max_positions: found.max_positions,
+        tensor_types: found.tensor_types,
+        tokenizer: found.tokenizer,
+        pre_tokenizer: found.pre_tokenizer,
+        chat_template: found.chat_template,
+        bos: found.bos,
+        eos: found.eos,
+        file_bytes: found.file_bytes,
+        kv_bytes_per_token: found.kv_bytes_per_token,
+    })
+}
+
+/// What octavo found out about this machine.
+#[pyclass(module = "octavo._octavo", frozen, get_all)]
+pub struct Machine {
+    isa: String,
+    isa_available: Vec<String>,
+    threads: usize,
+    memory_bytes: u64,
+}
+
+/// What this machine offers, and what octavo would use of it.
+#[pyfunction]
+pub fn machine() -> Machine {
+    let found = octavo::observe::machine();
+    Machine {
+        isa: found.isa.to_string(),
+        isa_available: found.isa_available.iter().map(ToString::to_string).collect(),
+        threads: found.cores,
+        memory_bytes: found.memory_bytes,
+    }
+}

@@ -1,0 +1,114 @@
+//! Settings of an engine, parameters and options of a call: Python objects with the same names as the Rust fields.
+
+use std::time::Duration;
+
+use octavo::engine::config::{Device, EngineConfig};
+use octavo::engine::Options;
+use octavo::request::{SamplingParams, Wanted};
+use octavo_kernels::CacheDtype;
+use pyo3::prelude::*;
+
+use crate::errors::{DeviceError, ModelLoadError, invalid};
+use crate::fields::Fields;
+
+/// Reads `octavo._params.EngineConfig`.
+pub fn engine_config(settings: &Bound<'_, PyAny>) -> PyResult<EngineConfig> {
+    let fields = Fields(settings);
+    let device = device(&fields)?;
+    let read = || -> Result<EngineConfig, String> {
+        Ok(EngineConfig {
+            device,
+            kv_cache_dtype: kv_cache_dtype(&fields)?,
+            kv_cache_bytes: fields.get("kv_cache_bytes", "a number of bytes, or None")?,
+            block_size: fields.whole("block_size")?,
+            max_model_len: fields.whole_or_none("max_model_len")?,
+            max_num_seqs: fields.whole("max_num_seqs")?,
+            max_num_batched_tokens: fields.whole_or_none("max_num_batched_tokens")?,
+            max_queue: fields.whole("max_queue")?,
+            enable_prefix_caching: fields.flag("enable_prefix_caching")?,
+            threads: fields.whole_or_none("threads")?,
+            seed: fields.get("seed", "a whole number from 0 to 2**64 - 1")?,
+        })
+    };
+    read().map_err(ModelLoadError::new_err)
+}
+
+fn device(fields: &Fields<'_, '_>) -> PyResult<Device> {
+    let name: String = fields.get("device", "'auto', 'cpu' or 'reference'").map_err(ModelLoadError::new_err)?;
+    match name.as_str() {
+        "auto" | "cpu" => Ok(Device::Cpu),
+        "reference" => Ok(Device::Reference),
+        _ => Err(DeviceError::new_err(format!(
+            "there is no device {name:?} in this build of octavo; there are \"cpu\" and \"reference\""
+        ))),
+    }
+}
+
+fn kv_cache_dtype(fields: &Fields<'_, '_>) -> Result<CacheDtype, String> {
+    let wanted = "'auto', 'f32', 'f16' or 'bf16'";
+    match fields.get::<String>("kv_cache_dtype", wanted)?.as_str() {
+        "auto" => Ok(CacheDtype::default()),
+        "f32" => Ok(CacheDtype::F32),
+        "f16" => Ok(CacheDtype::F16),
+        "bf16" => Ok(CacheDtype::Bf16),
+        other => Err(format!("kv_cache_dtype must be {wanted}, not {other:?}")),
+    }
+}
+
+/// Reads `octavo.SamplingParams`: the parameters, and how many answers are wanted.
+pub fn sampling_params(params: &Bound<'_, PyAny>) -> PyResult<(SamplingParams, usize)> {
+    read_sampling_params(&Fields(params)).map_err(invalid)
+}
+
+fn read_sampling_params(fields: &Fields<'_, '_>) -> Result<(SamplingParams, usize), String> {
+    let params = SamplingParams {
+        temperature: fields.number("temperature")?,
+        top_p: fields.number("top_p")?,
+        top_k: fields.get("top_k", "a whole number from 0 up")?,
+        min_p: fields.number("min_p")?,
+        max_tokens: fields.whole("max_tokens")?,
+        min_tokens: fields.whole("min_tokens")?,
+        stop: fields.texts("stop")?,
+        stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
+        include_stop_str_in_output: fields.flag("include_stop_str_in_output")?,
+        ignore_eos: fields.flag("ignore_eos")?,
+        seed: fields.get("seed", "a whole number from 0 to 2**64 - 1, or None")?,
+        presence_penalty: fields.number("presence_penalty")?,
+        frequency_penalty: fields.number("frequency_penalty")?,
+        repetition_penalty: fields.number("repetition_penalty")?,
+        logit_bias: fields.bias("logit_bias")?,
+        bad_words: fields.words("bad_words")?,
+        allowed_token_ids: fields.token_ids("allowed_token_ids")?,
+        logprobs: fields.whole_or_none("logprobs")?,
+        prompt_logprobs: fields.whole_or_none("prompt_logprobs")?,
+        skip_special_tokens: fields.flag("skip_special_tokens")?,
+    };
+    Ok((params, fields.whole("n")?))
+}
+
+/// Reads `octavo._params.CallOptions`.
+pub fn options(call: &Bound<'_, PyAny>, choices: usize, wanted: &str) -> PyResult<Options> {
+    read_options(&Fields(call), choices, wanted).map_err(invalid)
+}
+
+fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: &str) -> Result<Options, String> {
+    let deadline_s: Option<f64> = fields.get("deadline_s", "a number of seconds, or None")?;
+    let deadline = deadline_s.map(|seconds| {
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|_| format!("deadline_s must be a number of seconds from 0 up, not {seconds}"))
+    });
+    Ok(Options {
+        choices,
+        wanted: Some(match wanted {
+            "last_logits" => Wanted::LastLogits,
+            "all_logits" => Wanted::AllLogits,
+            _ => Wanted::Tokens,
+        }),
+        priority: fields.get("priority", "a whole number of at most 32 bits")?,
+        deadline: deadline.transpose()?,
+        cache_salt: fields.get("cache_salt", "a str")?,
+        user: fields.get::<Option<String>>("user", "a str, or None")?.unwrap_or_default(),
+        every_token: false,
+        waker: None,
+    })
+}

@@ -1,0 +1,190 @@
+//! Finished answers.
+
+use octavo::engine::{ChoiceResult, Ticket};
+use octavo::observe::anatomy;
+use octavo::request::{Finish, StopReason};
+use pyo3::prelude::*;
+
+use crate::anatomy::Anatomy;
+use crate::chunk::{TokenLogprobs, logprobs};
+
+/// How many tokens a request took.
+#[pyclass(module = "octavo", frozen, get_all)]
+#[derive(Clone, Copy)]
+pub struct Usage {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    completion_tokens: usize,
+}
+
+#[pymethods]
+impl Usage {
+    fn __repr__(&self) -> String {
+        let Self { prompt_tokens, cached_tokens, completion_tokens } = self;
+        format!(
+            "Usage(prompt_tokens={prompt_tokens}, cached_tokens={cached_tokens}, completion_tokens={completion_tokens})"
+        )
+    }
+}
+
+/// What ended a generation that stopped by itself.
+#[derive(Clone, IntoPyObject)]
+pub enum StoppedBy {
+    Text(String),
+    Token(u32),
+}
+
+/// One answer.
+#[pyclass(module = "octavo", frozen)]
+pub struct Choice {
+    #[pyo3(get)]
+    index: usize,
+    #[pyo3(get)]
+    text: String,
+    #[pyo3(get)]
+    token_ids: Vec<u32>,
+    logprobs: Option<Vec<Py<TokenLogprobs>>>,
+    #[pyo3(get)]
+    finish_reason: &'static str,
+    stop_reason: Option<StoppedBy>,
+    #[pyo3(get)]
+    anatomy: Py<Anatomy>,
+}
+
+#[pymethods]
+impl Choice {
+    #[getter]
+    fn logprobs(&self, py: Python<'_>) -> Option<Vec<Py<TokenLogprobs>>> {
+        self.logprobs.as_ref().map(|all| all.iter().map(|one| one.clone_ref(py)).collect())
+    }
+
+    #[getter]
+    fn stop_reason(&self) -> Option<StoppedBy> {
+        self.stop_reason.clone()
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { index, text, finish_reason, .. } = self;
+        format!("Choice(index={index}, text={text:?}, finish_reason={finish_reason:?})")
+    }
+}
+
+/// A finished request.
+#[pyclass(module = "octavo", name = "Result", frozen)]
+pub struct RequestResult {
+    choices: Vec<Py<Choice>>,
+    #[pyo3(get)]
+    prompt_token_ids: Vec<u32>,
+    prompt_logprobs: Option<Vec<Option<Py<TokenLogprobs>>>>,
+    #[pyo3(get)]
+    usage: Usage,
+}
+
+/// What the request asked for and the choices do not say.
+pub struct Asked {
+    pub logprobs: bool,
+    pub prompt_logprobs: bool,
+    pub block_bytes: usize,
+}
+
+impl RequestResult {
+    /// Of a ticket whose choices have all ended.
+    pub fn new(py: Python<'_>, ticket: &Ticket, mut results: Vec<ChoiceResult>, asked: &Asked) -> PyResult<Self> {
+        let first = results.first_mut();
+        let prompt_logprobs = first.map(|first| std::mem::take(&mut first.prompt_logprobs)).unwrap_or_default();
+        let usage = Usage {
+            prompt_tokens: ticket.prompt_token_ids().len(),
+            cached_tokens: results.first().map_or(0, |first| first.record.cached_tokens),
+            completion_tokens: results.iter().map(|result| result.token_ids.len()).sum(),
+        };
+        // The first token of a prompt has no probability: nothing is before it.
+        let aligned = || -> PyResult<_> {
+            Ok(std::iter::once(None).chain(logprobs(py, prompt_logprobs)?.into_iter().map(Some)).collect())
+        };
+        let choices = results.into_iter().enumerate();
+        Ok(Self {
+            prompt_token_ids: ticket.prompt_token_ids().to_vec(),
+            prompt_logprobs: asked.prompt_logprobs.then(aligned).transpose()?,
+            usage,
+            choices: choices
+                .map(|(index, result)| Py::new(py, choice(py, ticket, index, result, asked)?))
+                .collect::<PyResult<_>>()?,
+        })
+    }
+
+    fn first(&self) -> &Choice {
+        self.choices[0].get()
+    }
+}
+
+fn choice(py: Python<'_>, ticket: &Ticket, index: usize, result: ChoiceResult, asked: &Asked) -> PyResult<Choice> {
+    let anatomy = anatomy::Anatomy {
+        tokenize_ns: ticket.tokenize_ns(),
+        stream_ns: ticket.now().since(result.record.finished),
+        block_bytes: asked.block_bytes,
+        record: result.record,
+    };
+    let found = logprobs(py, result.logprobs)?;
+    Ok(Choice {
+        index,
+        text: result.text,
+        token_ids: result.token_ids,
+        logprobs: asked.logprobs.then_some(found),
+        finish_reason: result.finish.name(),
+        stop_reason: match result.finish {
+            Finish::Stop(StopReason::StopString(text)) => Some(StoppedBy::Text(text)),
+            Finish::Stop(StopReason::StopToken(id)) => Some(StoppedBy::Token(id)),
+            _ => None,
+        },
+        anatomy: Py::new(py, Anatomy(anatomy))?,
+    })
+}
+
+#[pymethods]
+impl RequestResult {
+    #[getter]
+    fn text(&self) -> &str {
+        &self.first().text
+    }
+
+    #[getter]
+    fn token_ids(&self) -> Vec<u32> {
+        self.first().token_ids.clone()
+    }
+
+    #[getter]
+    fn logprobs(&self, py: Python<'_>) -> Option<Vec<Py<TokenLogprobs>>> {
+        self.first().logprobs(py)
+    }
+
+    #[getter]
+    fn finish_reason(&self) -> &'static str {
+        self.first().finish_reason
+    }
+
+    #[getter]
+    fn stop_reason(&self) -> Option<StoppedBy> {
+        self.first().stop_reason()
+    }
+
+    #[getter]
+    fn anatomy(&self, py: Python<'_>) -> Py<Anatomy> {
+        self.first().anatomy.clone_ref(py)
+    }
+
+    #[getter]
+    fn choices(&self, py: Python<'_>) -> Vec<Py<Choice>> {
+        self.choices.iter().map(|choice| choice.clone_ref(py)).collect()
+    }
+
+    #[getter]
+    fn prompt_logprobs(&self, py: Python<'_>) -> Option<Vec<Option<Py<TokenLogprobs>>>> {
+        let copy = |one: &Option<Py<TokenLogprobs>>| one.as_ref().map(|one| one.clone_ref(py));
+        self.prompt_logprobs.as_ref().map(|all| all.iter().map(copy).collect())
+    }
+
+    fn __repr__(&self) -> String {
+        let Choice { text, finish_reason, .. } = self.first();
+        format!("Result(text={text:?}, finish_reason={finish_reason:?}, usage={})", self.usage.__repr__())
+    }
+}

@@ -1,0 +1,149 @@
+//! A call in flight.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use octavo::engine::{self, ChoiceResult, Next, SubmitError};
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+
+use crate::chunk::Chunk;
+use crate::errors::{EngineClosedError, failed};
+use crate::home::Home;
+use crate::result::{Asked, RequestResult};
+
+/// How long a wait goes without letting Ctrl-C through.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// A call in flight. Dropping it gives it up.
+#[pyclass(module = "octavo._octavo", frozen)]
+pub struct Ticket {
+    ticket: Home<engine::Ticket>,
+    /// Keeps the model alive as long as somebody waits for it.
+    engine: Home<Arc<engine::Engine>>,
+    asked: Asked,
+    /// Everything has been read.
+    ended: AtomicBool,
+}
+
+impl Ticket {
+    pub fn new(ticket: engine::Ticket, engine: Arc<engine::Engine>, asked: Asked) -> Self {
+        Self { ticket: Home::new(ticket), engine: Home::new(engine), asked, ended: AtomicBool::new(false) }
+    }
+
+    /// Asks `look` again and again, in slices and without the GIL, until it has an answer or `patience_s` has passed
+    /// (`None`: for ever). Ctrl-C ends the wait and the call.
+    fn wait_for<T: Send>(
+        &self,
+        py: Python<'_>,
+        patience_s: Option<f64>,
+        look: impl Fn(&engine::Ticket, Duration) -> Option<T> + Sync,
+    ) -> PyResult<Option<T>> {
+        let ticket = self.ticket.get()?;
+        let patience = patience_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
+        if patience == Some(Duration::ZERO) {
+            return Ok(look(ticket, Duration::ZERO));
+        }
+        let begun = Instant::now();
+        loop {
+            let left = patience.map_or(SLICE, |patience| patience.saturating_sub(begun.elapsed()));
+            if let Some(found) = py.detach(|| look(ticket, left.min(SLICE))) {
+                return Ok(Some(found));
+            }
+            py.check_signals().inspect_err(|_| ticket.cancel())?;
+            if left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn take(&self) -> PyResult<Vec<ChoiceResult>> {
+        let results = self.ticket.get()?.take_results();
+        results.ok_or_else(|| EngineClosedError::new_err("the engine has been closed"))
+    }
+
+    /// The error that the choices' ends stand for, if any.
+    fn failure(&self, py: Python<'_>, results: &[ChoiceResult]) -> PyResult<Option<PyErr>> {
+        let failed_with = |closed| results.iter().find_map(|result| failed(&result.finish, closed));
+        if failed_with(false).is_none() {
+            return Ok(None);
+        }
+        let engine = self.engine.get()?;
+        Ok(failed_with(matches!(py.detach(|| engine.stats()), Err(SubmitError::Closed(_)))))
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    #[pyo3(signature = (patience_s=None))]
+    fn next(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<Option<Chunk>> {
+        let found = self.wait_for(py, patience_s, |ticket, patience| match ticket.next_within(patience) {
+            Next::NotYet => None,
+            next => Some(next),
+        })?;
+        match found {
+            Some(Next::Update(update)) => Chunk::new(py, update).map(Some),
+            Some(Next::Finished) => {
+                self.ended.store(true, Ordering::Release);
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    #[pyo3(signature = (patience_s=None))]
+    fn wait(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<bool> {
+        let look = |ticket: &engine::Ticket, patience| ticket.finished_within(patience).then_some(());
+        Ok(self.wait_for(py, patience_s, look)?.is_some())
+    }
+
+    fn result(&self, py: Python<'_>) -> PyResult<Py<RequestResult>> {
+        let results = self.take()?;
+        let failure = self.failure(py, &results)?;
+        let result = Py::new(py, RequestResult::new(py, self.ticket.get()?, results, &self.asked)?)?;
+        match failure {
+            None => Ok(result),
+            Some(error) => {
+                error.value(py).setattr("partial", result)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        let results = self.take()?;
+        if let Some(error) = self.failure(py, &results)? {
+            return Err(error);
+        }
+        let logits = results.first().map_or(&[][..], |first| &first.logits);
+        PyByteArray::new_with(py, logits.len() * 4, |bytes| {
+            for (bytes, value) in bytes.chunks_exact_mut(4).zip(logits) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            Ok(())
+        })
+    }
+
+    fn cancel(&self) {
+        // In a forked child there is nothing to give up.
+        if let Ok(ticket) = self.ticket.get() {
+            ticket.cancel();
+        }
+    }
+
+    #[getter]
+    fn ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    #[getter]
+    fn tokens(&self) -> PyResult<usize> {
+        Ok(self.ticket.get()?.tokens())
+    }
+
+    #[getter]
+    fn prompt_token_ids(&self) -> PyResult<Vec<u32>> {
+        Ok(self.ticket.get()?.prompt_token_ids().to_vec())
+    }
+}

@@ -1,0 +1,98 @@
+//! Plain text → ids by the `tokenizers` crate.
+
+use std::ops::Range;
+
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+use tokenizers::tokenizer::{Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token};
+
+use super::tokenizer::{Encoding, TokenizerError};
+use super::vocabulary::{Kind, Vocabulary};
+
+/// A normaliser, a pre-tokenizer and a model. Special tokens are ours to find, so the crate never sees any.
+pub(super) struct Library {
+    tokenizer: tokenizers::Tokenizer,
+    /// The pre-tokenizer for text that is not the beginning, where that makes a difference.
+    pre_tokenizer_inside: Option<PreTokenizerWrapper>,
+}
+
+impl Library {
+    pub fn new(tokenizer: tokenizers::Tokenizer) -> Self {
+        let pre_tokenizer_inside = tokenizer.get_pre_tokenizer().and_then(inside);
+        Self { tokenizer, pre_tokenizer_inside }
+    }
+
+    /// Encodes `text[range]`, which holds no special token.
+    pub fn encode(
+        &self,
+        text: &str,
+        range: Range<usize>,
+        vocabulary: &Vocabulary,
+        into: &mut Encoding,
+    ) -> Result<(), TokenizerError> {
+        let encoding = self
+            .run(&text[range.clone()], range.start == 0, vocabulary)
+            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        into.ids.extend_from_slice(encoding.get_ids());
+        let offsets = encoding.get_offsets().iter();
+        into.offsets.extend(offsets.map(|&(start, end)| range.start + start..range.start + end));
+        Ok(())
+    }
+
+    fn run(&self, text: &str, first: bool, vocabulary: &Vocabulary) -> tokenizers::Result<tokenizers::Encoding> {
+        let mut string = PreTokenizedString::from(text);
+        if let Some(normalizer) = self.tokenizer.get_normalizer() {
+            string.normalize(|part| normalizer.normalize(part))?;
+        }
+        let inside = self.pre_tokenizer_inside.as_ref().filter(|_| !first);
+        if let Some(pre_tokenizer) = inside.or(self.tokenizer.get_pre_tokenizer()) {
+            pre_tokenizer.pre_tokenize(&mut string)?;
+        }
+        string.tokenize(|word| {
+            let tokens = self.tokenizer.get_model().tokenize(word.get())?;
+            self.without_control_tokens(word.get(), tokens, vocabulary)
+        })?;
+        string.into_encoding(None, 0, OffsetType::Byte)
+    }
+
+    /// A model may reach a control token by ordinary merges or whole-word look-up. Such a word is encoded character by
+    /// character instead: plain text stays plain text.
+    fn without_control_tokens(
+        &self,
+        word: &str,
+        tokens: Vec<Token>,
+        vocabulary: &Vocabulary,
+    ) -> tokenizers::Result<Vec<Token>> {
+        if tokens.iter().all(|token| vocabulary.kind(token.id) != Kind::Control) {
+            return Ok(tokens);
+        }
+        let mut spelled = Vec::new();
+        for (start, letter) in word.char_indices() {
+            for mut token in self.tokenizer.get_model().tokenize(letter.encode_utf8(&mut [0; 4]))? {
+                token.offsets = (token.offsets.0 + start, token.offsets.1 + start);
+                spelled.push(token);
+            }
+        }
+        Ok(spelled)
+    }
+}
+
+/// The same pre-tokenizer for text after a special token: one that puts a space before the first word only puts none.
+fn inside(pre_tokenizer: &PreTokenizerWrapper) -> Option<PreTokenizerWrapper> {
+    match pre_tokenizer {
+        PreTokenizerWrapper::Metaspace(metaspace) if metaspace.prepend_scheme == PrependScheme::First => {
+            let mut metaspace = metaspace.clone();
+            metaspace.set_prepend_scheme(PrependScheme::Never);
+            Some(metaspace.into())
+        }
+        PreTokenizerWrapper::Sequence(sequence) => {
+            let steps: &[PreTokenizerWrapper] = sequence.as_ref();
+            let changed: Vec<_> = steps.iter().map(inside).collect();
+            changed.iter().any(Option::is_some).then(|| {
+                let steps = steps.iter().zip(changed).map(|(step, changed)| changed.unwrap_or_else(|| step.clone()));
+                tokenizers::pre_tokenizers::sequence::Sequence::new(steps.collect()).into()
+            })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,170 @@
+//! The one place that knows how a case is run on a backend and compared.
+
+use octavo_kernels::{
+    Backend, CacheShape, DType, Segment, StepInput, StepLimits, Weight,
+    cpu::{CpuBackend, CpuConfig, Isa},
+    reference::{Activations, ReferenceBackend},
+};
+
+/// Enough for every case here.
+pub const LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, table_entries: 4096 };
+
+/// A case: inputs that it makes itself, from its fields alone, run on any backend.
+pub trait Case {
+    /// For messages.
+    fn name(&self) -> String;
+    /// What the operation writes.
+    fn run<B: Backend>(&self, backend: &mut B) -> Vec<f32>;
+}
+
+/// How far a fast version may be from the reference, per value: `absolute + relative · |reference|`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    pub absolute: f32,
+    pub relative: f32,
+}
+
+impl Tolerance {
+    pub const EXACT: Self = Self { absolute: 0.0, relative: 0.0 };
+    /// Sums in another order, and exponentials of another library.
+    pub const ROUNDING: Self = Self { absolute: 2e-6, relative: 1e-5 };
+}
+
+/// Every CPU backend that this machine can be: its instruction sets, on one thread and on several.
+pub fn cpu_backends() -> Vec<CpuBackend> {
+    let all = Isa::available().into_iter().flat_map(|isa| [1, 2, 3].map(|threads| (isa, threads)));
+    all.map(|(isa, threads)| cpu(isa, threads)).collect()
+}
+
+pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
+    CpuBackend::open(CpuConfig { threads: Some(threads), isa: Some(isa), ..Default::default() }, LIMITS).unwrap()
+}
+
+pub fn reference(activations: Activations) -> ReferenceBackend {
+    ReferenceBackend::new(LIMITS, activations)
+}
+
+/// Runs `case` on the reference and on every CPU backend. All must agree within `tolerance`, and the CPU's instruction
+/// sets and numbers of threads must agree with each other to the bit.
+pub fn check_op(case: &impl Case, tolerance: Tolerance) {
+    let want = case.run(&mut reference(Activations::Int8));
+    assert!(!want.is_empty() && want.iter().all(|x| x.is_finite()), "{}: {want:?}", case.name());
+    let mut first: Option<Vec<f32>> = None;
+    for mut backend in cpu_backends() {
+        let got = case.run(&mut backend);
+        let name = format!("{} on {}", case.name(), backend.describe());
+        assert_near(&name, &got, &want, tolerance);
+        match &first {
+            None => first = Some(got),
+            Some(first) => assert_bits(&name, &got, first),
+        }
+    }
+}
+
+pub fn assert_near(name: &str, got: &[f32], want: &[f32], tolerance: Tolerance) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let allowed = tolerance.absolute + tolerance.relative * want.abs();
+        let near = (got - want).abs() <= allowed || got.to_bits() == want.to_bits();
+        assert!(near, "{name}: value {i} is {got}, wanted {want} within {allowed:e}");
+    }
+}
+
+pub fn assert_bits(name: &str, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.to_bits(), want.to_bits(), "{name}: value {i} is {got:e}, elsewhere {want:e}");
+    }
+}
+
+/// A buffer that holds `values`, `(rows, width)`. The trait has no upload, so they come as the rows of an embedding.
+pub fn upload<B: Backend>(backend: &mut B, values: &[f32], width: usize) -> B::Buffer {
+    let rows = values.len() / width;
+    let table = dense(backend, values, width);
+    begin(backend, &(0..rows as u32).collect::<Vec<_>>());
+    let mut buffer = backend.buffer(rows, width).unwrap();
+    backend.embed(&mut buffer, &table, 1.0);
+    buffer
+}
+
+/// An F32 matrix.
+pub fn dense<B: Backend>(backend: &mut B, values: &[f32], cols: usize) -> B::Matrix {
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    backend.matrix(&[Weight { dtype: DType::F32, rows: values.len() / cols, cols, bytes: &bytes }]).unwrap()
+}
+
+/// Begins a step of rows `ids` for operations that do not look at positions.
+pub fn begin<B: Backend>(backend: &mut B, ids: &[u32]) {
+    let rows = ids.len();
+    let positions: Vec<u32> = (0..rows as u32).collect();
+    let segment = Segment { first_row: 0, rows, context: rows, first_table_entry: 0 };
+    backend.begin(&StepInput { ids, positions: &positions, slots: &positions, segments: &[segment], block_tables: &[] });
+}
+
+/// Bytes of a weight of `rows` by `cols`, with scales of a size that weights have.
+pub fn weight_bytes(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..rows * cols / dtype.block_len() {
+        let x = random.normal();
+        match dtype {
+            DType::F32 => bytes.extend(x.to_le_bytes()),
+            DType::F16 => bytes.extend(half::f16::from_f32(x).to_le_bytes()),
+            DType::BF16 => bytes.extend(half::bf16::from_f32(x).to_le_bytes()),
+            _ => {
+                let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next() as u8).collect();
+                let scale = |random: &mut Random| half::f16::from_f32(0.01 * random.normal()).to_le_bytes();
+                let halves: &[usize] = match dtype {
+                    DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+                    DType::Q6_K => &[208],
+                    _ => &[0, 2],
+                };
+                for &at in halves {
+                    block[at..at + 2].copy_from_slice(&scale(random));
+                }
+                bytes.extend(block);
+            }
+        }
+    }
+    bytes
+}
+
+/// A pool of `blocks` blocks of 16.
+pub fn cache_shape(blocks: usize, kv_heads: usize, head_dim: usize) -> CacheShape {
+    CacheShape { layers: 2, blocks, block_size: 16, kv_heads, head_dim, dtype: Default::default() }
+}
+
+/// Numbers from a seed, the same everywhere (splitmix64).
+#[derive(Clone)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// In `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    /// In `[0, 1)`.
+    pub fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 24) as f32
+    }
+    /// About normal: four uniforms, scaled to unit variance.
+    pub fn normal(&mut self) -> f32 {
+        ((0..4).map(|_| self.uniform()).sum::<f32>() - 2.0) * 3f32.sqrt()
+    }
+    pub fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+    pub fn shuffle<T>(&mut self, values: &mut [T]) {
+        for i in (1..values.len()).rev() {
+            values.swap(i, self.below(i + 1));
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Embedding, norms, products, gates, gather, soft-cap.
+
+use octavo_kernels::{Activation, Backend, DType, Weight, reference::Activations};
+
+use crate::harness::*;
+
+const ROWS: [usize; 6] = [1, 2, 15, 16, 17, 33];
+const WIDTHS: [usize; 8] = [1, 8, 15, 16, 17, 31, 576, 1000];
+
+/// An operation and the widths that matter to it.
+#[derive(Clone, Debug)]
+enum Op {
+    Embed { dtype: DType, scale: f32 },
+    RmsNorm,
+    ResidualNorm { post: bool, next: bool, scale: f32 },
+    Linear { parts: Vec<(DType, usize)>, bias: bool },
+    Gated(Activation),
+    Gather,
+    ScaleAndCap { scale: f32, cap: Option<f32> },
+}
+
+/// `op` on `(rows, width)`.
+#[derive(Clone, Debug)]
+struct Shaped {
+    op: Op,
+    rows: usize,
+    width: usize,
+}
+
+impl Case for Shaped {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &mut B) -> Vec<f32> {
+        let Self { ref op, rows, width } = *self;
+        let random = &mut Random::new((rows * 10_007 + width) as u64);
+        let x = random.normals(rows * width);
+        let mut out = b.buffer(rows, width).unwrap();
+        match *op {
+            Op::Embed { dtype, scale } => {
+                let vocabulary = 37;
+                let bytes = weight_bytes(random, dtype, vocabulary, width);
+                let table = b.matrix(&[Weight { dtype, rows: vocabulary, cols: width, bytes: &bytes }]).unwrap();
+                begin(b, &(0..rows).map(|_| random.below(vocabulary) as u32).collect::<Vec<_>>());
+                b.embed(&mut out, &table, scale);
+            }
+            Op::RmsNorm => {
+                let (x, weight) = (upload(b, &x, width), b.vector(&random.normals(width)).unwrap());
+                b.rms_norm(&mut out, &x, &weight, 1e-5, rows);
+            }
+            Op::ResidualNorm { post, next, scale } => {
+                let mut residual = upload(b, &x, width);
+                let delta = upload(b, &random.normals(rows * width), width);
+                let [post, next] = [post, next].map(|is| is.then(|| b.vector(&random.normals(width)).unwrap()));
+                b.residual_norm(&mut residual, &delta, post.as_ref(), scale, &mut out, next.as_ref(), 1e-6, rows);
+                let mut both = b.read(&residual, rows, width).to_vec();
+                both.extend(b.read(&out, rows, width));
+                return both;
+            }
+            Op::Linear { ref parts, bias } => {
+                let x = upload(b, &x, width);
+                let bytes: Vec<_> = parts.iter().map(|&(dtype, n)| weight_bytes(random, dtype, n, width)).collect();
+                let weights: Vec<_> = std::iter::zip(parts, &bytes)
+                    .map(|(&(dtype, rows), bytes)| Weight { dtype, rows, cols: width, bytes })
+                    .collect();
+                let matrix = b.matrix(&weights).unwrap();
+                let outputs = parts.iter().map(|part| part.1).sum();
+                let bias = bias.then(|| b.vector(&random.normals(outputs)).unwrap());
+                let mut out = b.buffer(rows, outputs).unwrap();
+                b.linear(&mut out, &x, &matrix, bias.as_ref(), rows);
+                return b.read(&out, rows, outputs).to_vec();
+            }
+            Op::Gated(activation) => {
+                let gate_up: Vec<f32> = random.normals(2 * rows * width).iter().map(|x| 6.0 * x).collect();
+                let gate_up = upload(b, &gate_up, 2 * width);
+                b.gated(&mut out, &gate_up, activation, width, rows);
+            }
+            Op::Gather => {
+                let x = upload(b, &x, width);
+                let wanted: Vec<u32> = (0..rows).map(|_| random.below(rows) as u32).collect();
+                b.gather(&mut out, &x, &wanted);
+            }
+            Op::ScaleAndCap { scale, cap } => {
+                out = upload(b, &x, width);
+                b.scale_and_cap(&mut out, scale, cap, width, rows);
+            }
+        }
+        b.read(&out, rows, width).to_vec()
+    }
+}
+
+/// All combinations of [`ROWS`] and `widths`.
+fn sweep(op: &Op, widths: &[usize], tolerance: Tolerance) {
+    for rows in ROWS {
+        for &width in widths {
+            check_op(&Shaped { op: op.clone(), rows, width }, tolerance);
+        }
+    }
+}
+
+#[test]
+fn embed() {
+    for dtype in DType::ALL {
+        let widths = [dtype.block_len().max(8), 3 * dtype.block_len().max(3)];
+        for scale in [1.0, 24.0] {
+            sweep(&Op::Embed { dtype, scale }, &widths, Tolerance::EXACT);
+        }
+    }
+}
+
+#[test]
+fn rms_norm() {
+    sweep(&Op::RmsNorm, &WIDTHS, Tolerance::ROUNDING);
+}
+
+#[test]
+fn residual_norm() {
+    for (post, next) in [(false, false), (false, true), (true, false), (true, true)] {
+        for scale in [1.0, 0.22] {
+            sweep(&Op::ResidualNorm { post, next, scale }, &[8, 17, 576], Tolerance::ROUNDING);
+        }
+    }
+}
+
+/// Products of block types are sums of integers with one order of roundings, and of dense types one chain of fused
+/// multiply-adds: both have one right answer.
+#[test]
+fn linear_of_every_type() {
+    for dtype in DType::ALL {
+        for outputs in [1, 15, 16, 33] {
+            let op = Op::Linear { parts: vec![(dtype, outputs)], bias: outputs == 33 };
+            let unit = dtype.block_len().max(8);
+            sweep(&op, &[unit, 3 * unit], Tolerance::EXACT);
+        }
+    }
+}
+
+#[test]
+fn linear_of_parts_with_different_types() {
+    use DType::*;
+    let mixtures: [&[(DType, usize)]; 3] =
+        [&[(Q4_K, 32), (Q4_K, 16), (Q6_K, 16)], &[(Q8_0, 17), (F32, 5), (BF16, 33)], &[(Q4_1, 3), (Q5_0, 1)]];
+    for parts in mixtures {
+        for bias in [false, true] {
+            sweep(&Op::Linear { parts: parts.to_vec(), bias }, &[256, 768], Tolerance::EXACT);
+        }
+    }
+}
+
+/// Eight bits per activation cost this much, and no more: the definition itself is held to the exact product.
+#[test]
+fn int8_products_are_near_exact_ones() {
+    for dtype in DType::ALL {
+        let op = Op::Linear { parts: vec![(dtype, 64)], bias: false };
+        let case = Shaped { op, rows: 4, width: 768 };
+        let int8 = case.run(&mut reference(Activations::Int8));
+        let exact = case.run(&mut reference(Activations::F32));
+        let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let error = norm(&mut int8.iter().zip(&exact).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
+        assert_eq!(error == 0.0, dtype.is_dense(), "{dtype:?}: {error}");
+        assert!(error < 0.01, "{dtype:?}: {error}");
+    }
+}
+
+#[test]
+fn gated() {
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        sweep(&Op::Gated(activation), &WIDTHS, Tolerance { absolute: 1e-5, relative: 2e-6 });
+    }
+}
+
+#[test]
+fn gather() {
+    sweep(&Op::Gather, &[1, 16, 577], Tolerance::EXACT);
+}
+
+#[test]
+fn scale_and_cap() {
+    for scale in [1.0, 0.125, 8.0] {
+        sweep(&Op::ScaleAndCap { scale, cap: None }, &[1, 17, 576], Tolerance::EXACT);
+        for cap in [0.5, 30.0] {
+            sweep(&Op::ScaleAndCap { scale, cap: Some(cap) }, &[1, 17, 576], Tolerance { absolute: 2e-5, relative: 1e-6 });
+        }
+    }
+}
