@@ -216,16 +216,19 @@ fn a_request_that_can_never_fit_is_told_the_numbers() {
 
 #[test]
 fn a_full_queue_is_an_answer() {
-    let mut world = World::new(SchedulerConfig { max_queue: 2, ..config() });
-    for id in 0..3 {
+    // One may run and two may wait.
+    let mut world = World::new(SchedulerConfig { max_num_seqs: 1, max_queue: 2, ..config() });
+    for id in 0..4 {
         world.submit(request(id, &prompt(id, 5), 5));
     }
-    let full = Finish::Rejected(Rejection::QueueFull { waiting: 2 });
-    assert_eq!(world.outcome(RequestId(2)).finish(), &full);
-    world.step();
-    world.submit(request(3, &prompt(3, 5), 5));
+    let full = Finish::Rejected(Rejection::QueueFull { living: 3, most: 3 });
+    assert_eq!(world.outcome(RequestId(3)).finish(), &full);
+    while world.outcome(RequestId(0)).end.is_none() {
+        world.step();
+    }
+    world.submit(request(4, &prompt(4, 5), 5));
     world.finish(100);
-    assert_eq!(world.outcome(RequestId(3)).finish(), &Finish::Length);
+    assert_eq!(world.outcome(RequestId(4)).finish(), &Finish::Length);
 }
 
 #[test]
@@ -483,10 +486,9 @@ fn queueing_says_what_for() {
 #[test]
 fn impossible_settings_are_named() {
     type Breaking = fn(&mut SchedulerConfig);
-    let broken: [(&str, Breaking); 7] = [
+    let broken: [(&str, Breaking); 6] = [
         ("max_num_seqs", |config| config.max_num_seqs = 0),
         ("max_num_batched_tokens", |config| config.max_num_batched_tokens = config.max_num_seqs - 1),
-        ("max_queue", |config| config.max_queue = 0),
         ("max_model_len", |config| config.max_model_len = 0),
         ("block_size", |config| config.block_size = 0),
         ("blocks", |config| config.blocks = 0),
