@@ -158,9 +158,11 @@ fn cancel_frees_the_blocks_at_once_or_with_the_step_under_way() {
         if in_flight {
             world.launch();
             world.cancel(id);
-            world.cancel(id);
+            let spoken = world.outcome(id).tokens.len();
+            world.apply(Command::StopString { id, text: "too late".into() });
             assert!(world.outcome(id).end.is_none(), "the executor may still write its blocks");
             world.commit();
+            assert_eq!(world.outcome(id).tokens.len(), spoken, "nobody listens any more");
         } else {
             world.cancel(id);
         }
@@ -214,16 +216,19 @@ fn a_request_that_can_never_fit_is_told_the_numbers() {
 
 #[test]
 fn a_full_queue_is_an_answer() {
-    let mut world = World::new(SchedulerConfig { max_queue: 2, ..config() });
-    for id in 0..3 {
+    // One may run and two may wait.
+    let mut world = World::new(SchedulerConfig { max_num_seqs: 1, max_queue: 2, ..config() });
+    for id in 0..4 {
         world.submit(request(id, &prompt(id, 5), 5));
     }
-    let full = Finish::Rejected(Rejection::QueueFull { waiting: 2 });
-    assert_eq!(world.outcome(RequestId(2)).finish(), &full);
-    world.step();
-    world.submit(request(3, &prompt(3, 5), 5));
+    let full = Finish::Rejected(Rejection::QueueFull { living: 3, most: 3 });
+    assert_eq!(world.outcome(RequestId(3)).finish(), &full);
+    while world.outcome(RequestId(0)).end.is_none() {
+        world.step();
+    }
+    world.submit(request(4, &prompt(4, 5), 5));
     world.finish(100);
-    assert_eq!(world.outcome(RequestId(3)).finish(), &Finish::Length);
+    assert_eq!(world.outcome(RequestId(4)).finish(), &Finish::Length);
 }
 
 #[test]
@@ -374,6 +379,7 @@ fn a_long_prompt_gets_half_of_what_decoding_leaves_whatever_else_comes() {
     let mut steps = 0;
     while world.outcome(long).end.is_none() {
         steps += 1;
+        assert!(steps < 1000, "the long prompt starves");
         for short in 0..8 {
             let id = 10 * steps + short;
             world.submit(request(id, &prompt(id, 4), 1));
@@ -408,6 +414,24 @@ fn nobody_is_admitted_into_blocks_that_are_spoken_for() {
     world.finish(100);
     assert_eq!(world.scheduler.stats().preemptions, 0);
     assert!(world.outcome(other).record().stages.queue.blocks > 0);
+}
+
+#[test]
+fn running_sequences_have_room_to_grow_before_anybody_joins() {
+    // 64 blocks of 4; four sequences hold 10 each. Of the 24 others, 4 are left for them to grow into.
+    for (newcomer, joins) in [(79, true), (80, false)] {
+        let config = SchedulerConfig { max_num_seqs: 8, max_num_batched_tokens: 256, blocks: 64, ..config() };
+        let mut world = World::new(config);
+        for id in 0..4 {
+            world.submit(request(id, &prompt(id, 38), 50));
+        }
+        world.step();
+        world.submit(request(4, &prompt(4, newcomer), 1));
+        world.launch();
+        assert_eq!(world.scheduler.stats().waiting, usize::from(!joins), "{newcomer} tokens and one more");
+        world.commit();
+        world.finish(300);
+    }
 }
 
 #[test]
@@ -461,10 +485,10 @@ fn queueing_says_what_for() {
 
 #[test]
 fn impossible_settings_are_named() {
-    let broken: [(&str, fn(&mut SchedulerConfig)); 7] = [
+    type Breaking = fn(&mut SchedulerConfig);
+    let broken: [(&str, Breaking); 6] = [
         ("max_num_seqs", |config| config.max_num_seqs = 0),
         ("max_num_batched_tokens", |config| config.max_num_batched_tokens = config.max_num_seqs - 1),
-        ("max_queue", |config| config.max_queue = 0),
         ("max_model_len", |config| config.max_model_len = 0),
         ("block_size", |config| config.block_size = 0),
         ("blocks", |config| config.blocks = 0),

@@ -48,7 +48,7 @@ pub struct Sequence {
     pub ending: Option<Finish>,
     /// Rows of the prompt whose log-probabilities or logits were given out: never twice, whatever is computed twice.
     pub rows_given: usize,
-    /// How many of its first blocks were offered to be remembered.
+    /// How many of its first blocks came from the cache or were offered to be remembered.
     pub published: usize,
     /// How often others overtook it while it was the queue's head.
     pub overtaken: u32,
@@ -171,10 +171,10 @@ impl Sequence {
         Draw { params, seed: self.request.seed, position: self.known(), history: self.history.clone(), banned }
     }
 
-    /// Leaves the queue with `cached` tokens found in the cache.
+    /// Leaves the queue with `cached` tokens found in the cache, their blocks already in its table.
     pub fn admit(&mut self, cached: usize, now: Time, clock: &QueueClock) {
         self.computed = cached;
-        self.published = 0;
+        self.published = self.table.len();
         self.meter.leave_queue(now, clock);
         if self.record.preemptions == 0 {
             self.record.cached_tokens = cached;

@@ -191,8 +191,9 @@ impl Anatomy {
     }
 }
 
-/// Columns of the time line in the picture.
-const LINE: u64 = 28;
+/// Columns of the picture, and of the time line in it.
+const WIDTH: usize = 78;
+const LINE: u64 = 20;
 
 impl fmt::Display for Anatomy {
     /// A picture of at most 78 columns: one line per stage, its bar where it lies in the request's life.
@@ -216,7 +217,9 @@ impl fmt::Display for Anatomy {
             ("stream", self.stream_ns, String::new()),
         ] {
             let bar = bar(start, ns, self.total_ns());
-            writeln!(f, "{}", format!("{name:<9}{bar}{:>9}  {note}", Nanoseconds(ns).to_string()).trim_end())?;
+            let line = format!("{name:<9}{bar}{:>9}  {note}", Nanoseconds(ns).to_string());
+            let end = line.char_indices().nth(WIDTH).map_or(line.len(), |(end, _)| end);
+            writeln!(f, "{}", line[..end].trim_end())?;
             start += ns;
         }
         if let Some(ttft) = self.ttft_ns() {
@@ -242,7 +245,7 @@ impl Anatomy {
             return String::new();
         }
         let tokens = prompt_tokens - cached_tokens;
-        let parts = if *chunks > 1 { format!(" in {chunks} parts") } else { String::new() };
+        let parts = if *chunks > 1 { format!(", {chunks} parts") } else { String::new() };
         let waiting = waiting_note(stages.prefill.waiting, stages.prefill.total());
         format!("{} tok/s{parts}{waiting}", Short(per_second(tokens as u64, stages.prefill.total())))
     }
@@ -311,7 +314,7 @@ struct Short(f64);
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            zero if zero == 0.0 => f.write_str("0"),
+            0.0 => f.write_str("0"),
             small if small < 10.0 => write!(f, "{small:.2}"),
             middle if middle < 100.0 => write!(f, "{middle:.1}"),
             large if large < 1e6 => write!(f, "{large:.0}"),
@@ -352,14 +355,16 @@ mod tests {
     fn the_picture_is_at_most_78_columns_wide() {
         let mut anatomy = example();
         for scale in [0, 1, 1000] {
-            anatomy.record.stages.queue.sequences *= scale;
+            anatomy.record.stages.queue.sequences = scale * 1_000_000_000;
+            anatomy.record.stages.prefill.waiting = scale * 99_900_000_000;
+            anatomy.record.chunks = 1_000_000;
             anatomy.stream_ns = scale * 1_000_000_000;
             for line in anatomy.to_string().lines() {
-                assert!(line.chars().count() <= 78, "{} columns: {line}", line.chars().count());
+                assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
             }
         }
         for line in Anatomy::default().to_string().lines() {
-            assert!(line.chars().count() <= 78, "{line}");
+            assert!(line.chars().count() <= WIDTH, "{line}");
         }
     }
 
@@ -370,7 +375,7 @@ mod tests {
         let said = [
             "812 prompt tokens (512 cached) → 3 tokens in 1.91 s",
             "for blocks",
-            "1000 tok/s in 2 parts",
+            "1000 tok/s, 2 parts, waited 20.0 ms",
             "preempted 1×: 99.0 ms",
             "first token after 312 ms, then one every 800 ms",
             "2.5 other sequences",
@@ -383,8 +388,8 @@ mod tests {
 
     #[test]
     fn bars_lie_end_to_end_and_nothing_that_took_time_is_invisible() {
-        assert_eq!(bar(0, 50, 100), format!("{}{}", "█".repeat(14), " ".repeat(14)));
-        assert_eq!(bar(50, 50, 100), format!("{}{}", " ".repeat(14), "█".repeat(14)));
+        assert_eq!(bar(0, 50, 100), format!("{}{}", "█".repeat(10), " ".repeat(10)));
+        assert_eq!(bar(50, 50, 100), format!("{}{}", " ".repeat(10), "█".repeat(10)));
         for (start, ns, total) in [(0, 1, u64::MAX), (u64::MAX - 1, 1, u64::MAX), (0, u64::MAX, u64::MAX), (7, 0, 7)] {
             let bar = bar(start, ns, total);
             assert_eq!(bar.chars().count(), LINE as usize);

@@ -15,6 +15,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::execute::{Batch, EntryOutput, StepOutput};
 use crate::kv::KvCache;
+use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
 use crate::stages::queue::limits;
@@ -107,9 +108,11 @@ impl Scheduler {
         };
         decode::advance(&mut step);
         prefill::read_oldest(&mut step);
-        prefill::admit(&mut step, prefill::Rule::Whole);
+        let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         prefill::read_on(&mut step);
-        let reason = prefill::admit(&mut step, prefill::Rule::Part);
+        if reason == Some(QueueReason::Budget) {
+            reason = prefill::admit(&mut step, prefill::Rule::Part);
+        }
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
@@ -330,7 +333,9 @@ impl Scheduler {
         assert!(end <= sequence.known(), "{id}: runs tokens that nobody knows");
         assert_eq!(sequence.table.len(), self.kv.blocks_for(end), "{id}: as many blocks as it needs");
         assert!(sequence.known() <= limits::longest(&self.config), "{id}: longer than may be");
-        for &block in &sequence.table.blocks()[sequence.computed / self.config.block_size..] {
+        let full = sequence.computed / self.config.block_size;
+        assert!(self.in_flight || !self.kv.remembers() || sequence.published == full, "{id}: blocks nobody can find");
+        for &block in &sequence.table.blocks()[full..] {
             assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
             assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
         }
