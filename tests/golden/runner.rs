@@ -40,7 +40,12 @@ pub struct Outcome {
 }
 
 /// Runs every prompt for `steps` tokens drawn greedily, all in one batch, prompts in chunks of at most `chunk`.
-pub fn run<B: Backend>(executor: &mut LocalExecutor<B>, prompts: &[&[u32]], steps: usize, chunk: usize) -> Vec<Outcome> {
+pub fn run<B: Backend>(
+    executor: &mut LocalExecutor<B>,
+    prompts: &[&[u32]],
+    steps: usize,
+    chunk: usize,
+) -> Vec<Outcome> {
     let params = Arc::new(SamplingParams { temperature: 0.0, logprobs: Some(5), ..SamplingParams::default() });
     let mut pool = shuffled_blocks(executor.decoder().spec().vocab_size as u64);
     let mut sequences: Vec<Sequence> = prompts.iter().map(|ids| Sequence::new(ids, steps, &mut pool)).collect();
