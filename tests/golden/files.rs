@@ -22,7 +22,7 @@ impl Scratch {
     }
 
     /// With a copy of a fixture's files.
-    fn copy_of(name: &str, folder: &str) -> Self {
+    pub fn copy_of(name: &str, folder: &str) -> Self {
         let scratch = Self::new(name);
         for entry in fs::read_dir(oracle::path(folder)).unwrap() {
             let entry = entry.unwrap();
