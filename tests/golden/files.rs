@@ -22,7 +22,7 @@ impl Scratch {
     }
 
     /// With a copy of a fixture's files.
-    fn copy_of(name: &str, folder: &str) -> Self {
+    pub fn copy_of(name: &str, folder: &str) -> Self {
         let scratch = Self::new(name);
         for entry in fs::read_dir(oracle::path(folder)).unwrap() {
             let entry = entry.unwrap();
@@ -65,7 +65,8 @@ const FOLDERS: [&str; 5] = ["llama-tied-rope3", "llama-untied-sharded", "qwen2",
 #[test]
 fn both_styles_of_config_say_the_same() {
     for name in FOLDERS {
-        let [old, new] = ["f32", "bf16"].map(|dtype| ModelFiles::open(oracle::path(&format!("tiny/{name}/{dtype}"))).unwrap());
+        let [old, new] =
+            ["f32", "bf16"].map(|dtype| ModelFiles::open(oracle::path(&format!("tiny/{name}/{dtype}"))).unwrap());
         assert_eq!(Model::of(&old).unwrap().spec, Model::of(&new).unwrap().spec, "{name}");
         assert_eq!(old.end_token_ids().unwrap(), new.end_token_ids().unwrap(), "{name}");
         let template = old.chat_template().unwrap();
@@ -75,8 +76,14 @@ fn both_styles_of_config_say_the_same() {
 }
 
 fn file_bytes(folder: &Path) -> u64 {
-    let is_weights = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|extension| extension == "safetensors");
-    fs::read_dir(folder).unwrap().map(Result::unwrap).filter(is_weights).map(|entry| entry.metadata().unwrap().len()).sum()
+    let is_weights =
+        |entry: &fs::DirEntry| entry.path().extension().is_some_and(|extension| extension == "safetensors");
+    fs::read_dir(folder)
+        .unwrap()
+        .map(Result::unwrap)
+        .filter(is_weights)
+        .map(|entry| entry.metadata().unwrap().len())
+        .sum()
 }
 
 #[test]
@@ -91,7 +98,8 @@ fn end_tokens_and_templates() {
     let folder = Scratch::copy_of("templates", "tiny/qwen2/f32");
     folder.edit("generation_config.json", |config| config["eos_token_id"] = json!([7, 3, 7]));
     folder.edit("tokenizer_config.json", |config| {
-        config["chat_template"] = json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]);
+        config["chat_template"] =
+            json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]);
     });
     let files = ModelFiles::open(&folder.0).unwrap();
     assert_eq!(files.end_token_ids().unwrap(), [3, 7]);
@@ -118,10 +126,16 @@ fn a_single_file_of_any_name_will_do_and_two_will_not() {
 #[test]
 fn missing_files_are_named() {
     let folder = Scratch::copy_of("missing", "tiny/llama-untied-sharded/bf16");
-    let shard = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.to_string_lossy().contains("-00003-")).unwrap();
+    let shard = fs::read_dir(&folder.0)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains("-00003-"))
+        .unwrap();
     fs::remove_file(&shard).unwrap();
     assert!(folder.error().contains("model-00003-of-"), "{}", folder.error());
-    folder.edit("model.safetensors.index.json", |index| index["weight_map"]["lm_head.weight"] = json!("../lm_head.safetensors"));
+    folder.edit("model.safetensors.index.json", |index| {
+        index["weight_map"]["lm_head.weight"] = json!("../lm_head.safetensors")
+    });
     assert!(folder.error().contains("the name of a file beside it"), "{}", folder.error());
     fs::remove_file(folder.0.join("config.json")).unwrap();
     assert!(folder.error().contains("config.json"), "{}", folder.error());
@@ -131,14 +145,26 @@ fn missing_files_are_named() {
 #[test]
 fn configs_that_do_not_fit_say_where() {
     let cases: [(&str, Value, &str); 9] = [
-        ("architectures", json!(["WhisperForConditionalGeneration"]), "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2"),
+        (
+            "architectures",
+            json!(["WhisperForConditionalGeneration"]),
+            "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2",
+        ),
         ("architectures", json!(null), "`architectures` is missing"),
         ("hidden_size", json!(80), "has shape [576, 64], the configuration asks for [576, 80]"),
         ("num_hidden_layers", json!(4), "tensor `model.layers.3.input_layernorm.weight` is missing"),
-        ("num_attention_heads", json!("four"), "`num_attention_heads` should be a non-negative integer, it is \"four\""),
+        (
+            "num_attention_heads",
+            json!("four"),
+            "`num_attention_heads` should be a non-negative integer, it is \"four\"",
+        ),
         ("num_key_value_heads", json!(3), "4 query heads cannot share 3 key heads"),
         ("hidden_act", json!("relu"), "activation `relu` is not supported; supported: silu"),
-        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "rope type `yarn` is not supported; supported: default"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": 4.0}),
+            "rope type `yarn` is not supported; supported: default",
+        ),
         ("rope_scaling", json!({"type": "linear"}), "`rope_scaling.factor` is missing"),
     ];
     for (key, value, wanted) in cases {
@@ -161,7 +187,10 @@ fn a_type_that_cannot_run_is_named_with_its_tensor() {
     let path = folder.0.join("model.gguf");
     fs::write(&path, &bytes).unwrap();
     let error = check(&path).unwrap_err().to_string();
-    assert!(error.contains("tensor type `Q2_K` of `blk.1.ffn_up.weight` is not supported; supported: F32, F16"), "{error}");
+    assert!(
+        error.contains("tensor type `Q2_K` of `blk.1.ffn_up.weight` is not supported; supported: F32, F16"),
+        "{error}"
+    );
 
     let architecture = b"general.architecture";
     let at = bytes.windows(architecture.len()).position(|window| window == architecture).unwrap();

@@ -12,7 +12,10 @@ pub fn path(name: &str) -> PathBuf {
 
 pub fn find(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    ["tests/fixtures/oracle", "../shared/oracle"].into_iter().map(|folder| root.join(folder).join(name)).find(|p| p.exists())
+    ["tests/fixtures/oracle", "../shared/oracle"]
+        .into_iter()
+        .map(|folder| root.join(folder).join(name))
+        .find(|p| p.exists())
 }
 
 /// What one model should give.
@@ -50,7 +53,10 @@ pub fn expected(json: &Path, dtype: &str) -> Expected {
         ids: ids(&prompt["ids"]),
         logits: array(&prompt["logits"]).unwrap(),
         greedy: ids(&prompt["greedy"]["tokens"]),
-        top5: list(&prompt["greedy"]["top5"]).iter().map(|step| list(step).iter().map(|pair| number(&pair[1])).collect()).collect(),
+        top5: list(&prompt["greedy"]["top5"])
+            .iter()
+            .map(|step| list(step).iter().map(|pair| number(&pair[1])).collect())
+            .collect(),
         prompt_logprobs: array(&prompt["prompt_logprobs"]),
         hidden_states: array(&prompt["hidden_states"]),
     };

@@ -22,13 +22,23 @@ const STEPS: usize = 64;
 #[test]
 #[ignore = "needs real models in OCTAVO_TEST_MODELS"]
 fn cpu_agrees_on_smollm2() {
-    compare("real/smollm2-135m.json", CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(), LOGPROB_TOLERANCE, MARGIN);
+    compare(
+        "real/smollm2-135m.json",
+        CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(),
+        LOGPROB_TOLERANCE,
+        MARGIN,
+    );
 }
 
 #[test]
 #[ignore = "needs real models in OCTAVO_TEST_MODELS"]
 fn cpu_agrees_on_gemma3() {
-    compare("real/gemma3-270m.json", CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(), LOGPROB_TOLERANCE, MARGIN);
+    compare(
+        "real/gemma3-270m.json",
+        CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(),
+        LOGPROB_TOLERANCE,
+        MARGIN,
+    );
 }
 
 #[test]
@@ -79,7 +89,10 @@ fn compare_prompt<B: Backend>(executor: &mut LocalExecutor<B>, prompt: &Value, l
          greedy diverges at {diverges:?} where the margin is {there:?}",
         prompt_ids.len()
     );
-    assert!(in_prompt <= logprob_tolerance && in_greedy <= logprob_tolerance && nll <= 0.8 * logprob_tolerance, "{name}");
+    assert!(
+        in_prompt <= logprob_tolerance && in_greedy <= logprob_tolerance && nll <= 0.8 * logprob_tolerance,
+        "{name}"
+    );
     assert!(there.is_none_or(|there| there < margin), "{name}: another token where the reference leads by {there:?}");
 }
 

@@ -31,7 +31,7 @@ pub struct Outcome {
     pub logits: Vec<f32>,
     /// Of the prompt's tokens but the first.
     pub prompt_logprobs: Vec<f32>,
-    /// Tokens that were drawn, greedily unless the run was forced.
+    /// Tokens that were drawn.
     pub tokens: Vec<u32>,
     /// Log-probabilities of those tokens.
     pub logprobs: Vec<f32>,
@@ -39,10 +39,13 @@ pub struct Outcome {
     pub top5: Vec<Vec<f32>>,
 }
 
-/// Runs every prompt for `steps` tokens, all in one batch, prompts in chunks of `chunk`.
-/// prompt) those tokens are run after the prompt in place of the drawn ones, as a longer prompt, and `prompt_logprobs`
-/// covers them.
-pub fn run<B: Backend>(executor: &mut LocalExecutor<B>, prompts: &[&[u32]], steps: usize, chunk: usize) -> Vec<Outcome> {
+/// Runs every prompt for `steps` tokens drawn greedily, all in one batch, prompts in chunks of at most `chunk`.
+pub fn run<B: Backend>(
+    executor: &mut LocalExecutor<B>,
+    prompts: &[&[u32]],
+    steps: usize,
+    chunk: usize,
+) -> Vec<Outcome> {
     let params = Arc::new(SamplingParams { temperature: 0.0, logprobs: Some(5), ..SamplingParams::default() });
     let mut pool = shuffled_blocks(executor.decoder().spec().vocab_size as u64);
     let mut sequences: Vec<Sequence> = prompts.iter().map(|ids| Sequence::new(ids, steps, &mut pool)).collect();

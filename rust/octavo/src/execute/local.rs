@@ -85,7 +85,14 @@ fn needs_logits(entry: &Entry, index: usize, last: bool) -> bool {
 }
 
 /// Takes from the logits of an entry's row what the entry wants of it.
-fn finish_row(sampler: &mut Sampler, entry: &Entry, index: usize, last: bool, logits: &[f32], output: &mut EntryOutput) {
+fn finish_row(
+    sampler: &mut Sampler,
+    entry: &Entry,
+    index: usize,
+    last: bool,
+    logits: &[f32],
+    output: &mut EntryOutput,
+) {
     // −∞ is a token that the model rules out; NaN and +∞ are a failure, of this entry alone.
     if let Some(bad) = logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY) {
         output.drawn = Some(Err(format!("the model's logit of token {bad} is {}", logits[bad])));

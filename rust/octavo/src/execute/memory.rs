@@ -78,7 +78,8 @@ impl MemoryPlan {
         let most = wanted_blocks.saturating_mul(request.max_num_seqs as u64);
         // More blocks than every sequence at its longest can fill would only be useful as a memory of prefixes, so a
         // stated budget is used whole and a default one is not.
-        let blocks = if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
+        let blocks =
+            if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
         // Slots are counted in u32.
         let blocks = blocks.min(u64::from(u32::MAX) / request.block_size as u64);
         let max_model_len = fit_len(request, wanted_len, blocks, block_bytes, left)?;

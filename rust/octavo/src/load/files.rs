@@ -67,7 +67,8 @@ impl ModelFiles {
         match &self.config {
             Config::Gguf(metadata) => {
                 let key = "general.architecture";
-                self.of_metadata(metadata.string(key))?.ok_or_else(|| self.malformed(format!("metadata `{key}` is missing")))
+                self.of_metadata(metadata.string(key))?
+                    .ok_or_else(|| self.malformed(format!("metadata `{key}` is missing")))
             }
             Config::HuggingFace(config) => {
                 let names = config.strings("architectures")?;
@@ -166,7 +167,10 @@ fn safetensors_of(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let mut found: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_weights).collect();
     match found.len() {
         1 => Ok(found),
-        0 => Err(LoadError::malformed(folder, "no weights: model.safetensors is missing, and there is no other *.safetensors")),
+        0 => Err(LoadError::malformed(
+            folder,
+            "no weights: model.safetensors is missing, and there is no other *.safetensors",
+        )),
         _ => {
             found.sort();
             let names: Vec<_> = found.iter().filter_map(|path| path.file_name()?.to_str()).collect();
@@ -183,7 +187,11 @@ fn shards(folder: &Path, index: &HfConfig) -> Result<Vec<PathBuf>, LoadError> {
         match name.as_str() {
             // A shard lies beside its index; a path could point anywhere.
             Some(name) if Path::new(name).file_name().is_some_and(|file| file == name) => names.insert(name),
-            _ => return Err(index.wrong(format!("`weight_map.{tensor}` should be the name of a file beside it, it is {name}"))),
+            _ => {
+                return Err(
+                    index.wrong(format!("`weight_map.{tensor}` should be the name of a file beside it, it is {name}"))
+                );
+            }
         };
     }
     Ok(names.into_iter().map(|name| folder.join(name)).collect())

@@ -24,7 +24,9 @@ impl HfConfig {
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let values = match read_json(path)? {
             Value::Object(values) => values,
-            other => return Err(LoadError::malformed(path, format!("should be a JSON object, it is {}", kind(&other)))),
+            other => {
+                return Err(LoadError::malformed(path, format!("should be a JSON object, it is {}", kind(&other))));
+            }
         };
         Ok(Self { path: path.to_owned(), prefix: String::new(), values })
     }
@@ -96,7 +98,12 @@ impl HfConfig {
         LoadError::malformed(&self.path, what)
     }
 
-    fn typed<'a, T>(&'a self, key: &str, wanted: &str, as_type: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, LoadError> {
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        wanted: &str,
+        as_type: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, LoadError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match as_type(value) {
             Some(value) => Ok(Some(value)),

@@ -38,7 +38,10 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<TensorInfo>, String> {
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| format!("the header: {error}"))?;
     let data = rest.len() - header.len();
     if metadata.data_len() != data {
-        return Err(format!("the tensors should have {} bytes, the file has {data} (is it truncated?)", metadata.data_len()));
+        return Err(format!(
+            "the tensors should have {} bytes, the file has {data} (is it truncated?)",
+            metadata.data_len()
+        ));
     }
     let data_start = LENGTH_BYTES + header.len();
     let tensor = |name: String| {
@@ -85,7 +88,9 @@ mod tests {
 
     #[test]
     fn sizes_near_the_end_of_the_address_space_are_errors() {
-        for (shape, end) in [("[2305843009213693951]", u64::MAX - 7), ("[4611686018427387904,4]", 16), ("[1]", u64::MAX)] {
+        for (shape, end) in
+            [("[2305843009213693951]", u64::MAX - 7), ("[4611686018427387904,4]", 16), ("[1]", u64::MAX)]
+        {
             let header = format!(r#"{{"a":{{"dtype":"U64","shape":{shape},"data_offsets":[0,{end}]}}}}"#);
             assert!(parse(&file(&header, 8)).is_err(), "{header}");
         }

@@ -165,7 +165,11 @@ fn map(path: &Path) -> Result<MappedFile, LoadError> {
 fn bytes_of(name: &str, shape: &[usize], dtype: DType) -> Result<usize, String> {
     let (cols, outer) = shape.split_last().map_or((1, shape), |(cols, outer)| (*cols, outer));
     let row = dtype.row_bytes(cols).ok_or_else(|| {
-        format!("tensor `{name}` has rows of {cols} values, no multiple of a {} block of {}", dtype.name(), dtype.block_len())
+        format!(
+            "tensor `{name}` has rows of {cols} values, no multiple of a {} block of {}",
+            dtype.name(),
+            dtype.block_len()
+        )
     })?;
     let bytes = outer.iter().try_fold(row, |product, &size| product.checked_mul(size));
     bytes.ok_or_else(|| format!("tensor `{name}` of shape {shape:?} is larger than any memory"))

@@ -147,7 +147,8 @@ impl<B: Backend> Decoder<B> {
     /// Adds attention to `residual`, and leaves in `normed` what the gated layer reads.
     fn attention(&mut self, layer: usize, rows: usize) {
         let Self { backend, spec, weights, ropes, cache, buffers } = self;
-        let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } = &weights.layers[layer];
+        let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } =
+            &weights.layers[layer];
         let (layer_spec, heads, eps) = (&spec.layers[layer], spec.heads, spec.norm_eps);
         let rope = &ropes[layer_spec.rope];
 

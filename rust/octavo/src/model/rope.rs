@@ -44,7 +44,8 @@ impl RopeScaling {
                     if wavelength < original_positions / high_freq_factor {
                         return frequency;
                     }
-                    let smooth = (original_positions / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let smooth =
+                        (original_positions / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     (1.0 - smooth) * frequency / factor + smooth * frequency
                 })
                 .collect(),
@@ -66,8 +67,12 @@ mod tests {
 
     #[test]
     fn llama3_keeps_high_frequencies_and_stretches_low_ones() {
-        let scaling =
-            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_positions: 8192.0 };
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 8192.0,
+        };
         let (plain, scaled) = (RopeScaling::Default.inv_freq(5e5, 64), scaling.inv_freq(5e5, 64));
         for (plain, scaled) in plain.iter().zip(&scaled) {
             let wavelength = 2.0 * PI / plain;

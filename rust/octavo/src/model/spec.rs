@@ -110,8 +110,11 @@ impl DecoderSpec {
             }
         }
         let scales = [
-            ("norm epsilon", self.norm_eps), ("embedding scale", self.embedding_scale), ("logits scale", self.logits_scale),
-            ("residual scale", self.residual_scale), ("attention scale", self.attention_scale),
+            ("norm epsilon", self.norm_eps),
+            ("embedding scale", self.embedding_scale),
+            ("logits scale", self.logits_scale),
+            ("residual scale", self.residual_scale),
+            ("attention scale", self.attention_scale),
             ("attention soft-cap", self.attention_soft_cap.unwrap_or(1.0)),
             ("logits soft-cap", self.logits_soft_cap.unwrap_or(1.0)),
         ];

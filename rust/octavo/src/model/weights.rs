@@ -66,7 +66,12 @@ pub fn check(files: &ModelFiles, model: &Model) -> Result<u64, LoadError> {
 impl<M, V> Weights<M, V> {
     /// Packs all weights into `backend`. Pages of the files are given back as it goes, so that the weights are not held
     /// twice.
-    pub fn load<B>(files: &ModelFiles, model: &Model, backend: &mut B, progress: Progress<'_>) -> Result<Self, LoadError>
+    pub fn load<B>(
+        files: &ModelFiles,
+        model: &Model,
+        backend: &mut B,
+        progress: Progress<'_>,
+    ) -> Result<Self, LoadError>
     where
         B: Backend<Matrix = M, Vector = V>,
     {
@@ -181,7 +186,12 @@ impl<S: Sink> Walk<'_, S> {
         })
     }
 
-    fn linear(&mut self, parts: &[(String, usize)], cols: usize, bias: bool) -> Result<Linear<S::Matrix, S::Vector>, LoadError> {
+    fn linear(
+        &mut self,
+        parts: &[(String, usize)],
+        cols: usize,
+        bias: bool,
+    ) -> Result<Linear<S::Matrix, S::Vector>, LoadError> {
         let matrix = self.matrix(parts, cols)?;
         let bias = if bias { Some(self.bias(parts)?) } else { None };
         Ok(Linear { matrix, bias })

@@ -47,7 +47,11 @@ impl HfDecoder<'_> {
         let Some(window) = self.bounded("sliding_window", MAX_POSITIONS)? else { return Ok(()) };
         let types = self.strings("layer_types")?;
         if let Some(types) = types.as_ref().filter(|types| types.len() != spec.layers.len()) {
-            return Err(self.wrong(format!("`layer_types` has {} entries for {} layers", types.len(), spec.layers.len())));
+            return Err(self.wrong(format!(
+                "`layer_types` has {} entries for {} layers",
+                types.len(),
+                spec.layers.len()
+            )));
         }
         for (i, layer) in spec.layers.iter_mut().enumerate() {
             let is_local = match types.as_ref().map(|types| types[i]) {

@@ -29,7 +29,10 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {
         rope.style = octavo_kernels::RopeStyle::Interleaved;
     }
     let has = |name| config.files.tensors.get(name).is_some();
-    spec.biases =
-        Biases { qkv: has("blk.0.attn_q.bias"), output: has("blk.0.attn_output.bias"), mlp: has("blk.0.ffn_down.bias") };
+    spec.biases = Biases {
+        qkv: has("blk.0.attn_q.bias"),
+        output: has("blk.0.attn_output.bias"),
+        mlp: has("blk.0.ffn_down.bias"),
+    };
     Ok(spec)
 }
