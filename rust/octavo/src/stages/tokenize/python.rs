@@ -23,6 +23,12 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("urlencode", urlencode);
     environment.add_filter("trim", |text: Value, chars: Option<String>| trim(&text, chars));
     environment.add_filter("join", join);
+    // As in Python: None is not iterable, strings and what is undefined are.
+    environment.add_test("iterable", |value: &Value| {
+        use ValueKind::{Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
+    });
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
 /// JSON as template values.
