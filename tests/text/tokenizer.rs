@@ -198,3 +198,31 @@ fn broken_metadata_is_answered_not_followed() {
     }
     assert!(Tokenizer::from_gguf(&Metadata::default()).is_err());
 }
+
+/// Long and monotonous texts are where clever code turns quadratic or gives up.
+#[test]
+fn long_texts_go_there_and_back() {
+    for (name, tokenizer) in fixtures::tokenizers() {
+        for part in ["a", " ", "\n", "\n ", "🙂", "ab ", "1", "-", "</s>", "I'll be 42, 中文\r\n"] {
+            let text = part.repeat(200_000 / part.len());
+            let start = Instant::now();
+            let ids = tokenizer.encode(&text, Special::AsText, false).unwrap().ids;
+            assert!(tokenizer.decode(&ids, false) == text, "{name}: {part:?} repeated does not come back");
+            let elapsed = start.elapsed();
+            assert!(elapsed.as_secs() < 10, "{name}: {part:?} repeated took {elapsed:?}");
+            println!("{name} {part:?}: {} bytes, {} tokens, {elapsed:?}", text.len(), ids.len());
+        }
+    }
+}
+
+#[test]
+fn turns_end_where_the_family_ends_them() {
+    let names = |tokenizer: &Tokenizer| -> Vec<String> {
+        tokenizer.end_ids().iter().map(|&id| tokenizer.token(id).unwrap().to_owned()).collect()
+    };
+    let root = fixtures::committed();
+    assert_eq!(names(&fixtures::folder(&root.join("tiny/bpeq"))), ["<|im_end|>"]);
+    assert_eq!(names(&fixtures::gguf(&root.join("gguf/vocab/ggml-vocab-llama-spm.gguf"))), ["</s>"]);
+    let coder = fixtures::gguf(&root.join("gguf/vocab/ggml-vocab-deepseek-coder.gguf"));
+    assert_eq!(names(&coder), ["<｜end▁of▁sentence｜>", "<|EOT|>"]);
+}

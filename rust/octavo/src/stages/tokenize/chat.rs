@@ -6,12 +6,14 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value as Jinja};
+use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
 use super::civil::LocalTime;
+use super::folder;
 use super::marker::Marker;
 use super::python;
 use super::tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
@@ -114,14 +116,20 @@ impl ChatTemplate {
         environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::add_to(&mut environment);
-        environment.add_function("raise_exception", |message: Jinja| -> Result<Jinja, Error> {
-            let message = python::to_str(&message)?;
+        environment.add_function("raise_exception", |state: &State, message: Jinja| -> Result<Jinja, Error> {
+            let message = python::to_str(state, &message)?;
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
         environment
             .add_template_owned("chat", with_long_escapes(&without_generation_blocks(source)))
             .map_err(|error| ChatError::Compile(describe(&error)))?;
         Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+    }
+
+    /// The source of the template in a Hugging Face folder: `chat_template.jinja`, or a member of
+    /// `tokenizer_config.json`. Of several named templates the one called `default`.
+    pub fn source_in(folder: &Path) -> Result<Option<String>, TokenizerError> {
+        folder::chat_template(folder)
     }
 
     /// The template's source.
