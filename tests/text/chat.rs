@@ -21,7 +21,9 @@ fn check(name: &str, case: &Value, rendered: Result<String, ChatError>, failures
         (Some(want), _, Ok(got)) if got == want => {}
         (Some(want), _, got) => failures.push(format!("{name}: {got:?}\n   expected {want:?}")),
         (None, Some("raise_exception"), Err(ChatError::Raised(message))) if message == text(&case["error"]) => {}
-        (None, Some("raise_exception"), got) => failures.push(format!("{name}: {got:?}, should refuse: {}", case["error"])),
+        (None, Some("raise_exception"), got) => {
+            failures.push(format!("{name}: {got:?}, should refuse: {}", case["error"]))
+        }
         (None, _, Ok(_)) => println!("remark {name}: the reference fails ({})", case["error"]),
         (None, _, Err(_)) => {}
     }
@@ -30,8 +32,9 @@ fn check(name: &str, case: &Value, rendered: Result<String, ChatError>, failures
 fn check_micro(path: &Path, inputs: &Value, failures: &mut Vec<String>) {
     let micro = fixtures::json(path);
     for case in micro["cases"].as_array().unwrap() {
-        let rendered = ChatTemplate::compile(text(&case["template"]), text(&micro["bos_token"]), text(&micro["eos_token"]))
-            .and_then(|template| template.render(&input(inputs, &micro["conversation"], &micro["tools"])));
+        let rendered =
+            ChatTemplate::compile(text(&case["template"]), text(&micro["bos_token"]), text(&micro["eos_token"]))
+                .and_then(|template| template.render(&input(inputs, &micro["conversation"], &micro["tools"])));
         check(&format!("micro {}", case["id"]), case, rendered, failures);
     }
 }
@@ -48,13 +51,14 @@ fn templates_render_as_in_transformers() {
             let expected = fixtures::json(&path);
             let source = std::fs::read_to_string(chat.join(text(&expected["template"]))).unwrap();
             let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            let template = match ChatTemplate::compile(&source, text(&expected["bos_token"]), text(&expected["eos_token"])) {
-                Ok(template) => template,
-                Err(error) => {
-                    failures.push(format!("{name}: {error}"));
-                    continue;
-                }
-            };
+            let template =
+                match ChatTemplate::compile(&source, text(&expected["bos_token"]), text(&expected["eos_token"])) {
+                    Ok(template) => template,
+                    Err(error) => {
+                        failures.push(format!("{name}: {error}"));
+                        continue;
+                    }
+                };
             for case in expected["cases"].as_array().unwrap() {
                 let mut input = input(&inputs, &case["conversation"], &case["tools"]);
                 input.add_generation_prompt = case["add_generation_prompt"].as_bool().unwrap();
@@ -63,7 +67,8 @@ fn templates_render_as_in_transformers() {
             }
         }
     }
-    let shown: Vec<_> = failures.iter().take(40).map(|failure| failure.chars().take(1200).collect::<String>()).collect();
+    let shown: Vec<_> =
+        failures.iter().take(40).map(|failure| failure.chars().take(1200).collect::<String>()).collect();
     assert!(failures.is_empty(), "{} differences\n{}", failures.len(), shown.join("\n"));
 }
 
@@ -92,38 +97,43 @@ fn a_harmless_prompt_is_encoded_as_if_it_were_parsed() {
 fn nothing_that_users_write_becomes_a_control_token() {
     for name in ["bpe3", "bpeq", "gem", "spm"] {
         let tokenizer = fixtures::folder(&fixtures::committed().join("tiny").join(name));
-        let names: Vec<String> =
-            (0..tokenizer.len() as u32).filter(|&id| tokenizer.is_special(id)).map(|id| tokenizer.token(id).unwrap().to_owned()).collect();
+        let names: Vec<String> = (0..tokenizer.len() as u32)
+            .filter(|&id| tokenizer.is_special(id))
+            .map(|id| tokenizer.token(id).unwrap().to_owned())
+            .collect();
         let (open, close) = (&names[0], &names[names.len() - 1]);
         // Halves of a token stand directly before and after what users write.
         let half = open.len() / 2;
         let (head, tail) = (&open[..half], &open[half..]);
         let sources = [
-            format!("{{% for m in messages %}}{open}{{{{ m.role }}}} {{{{ m.content }}}}{close}{{% endfor %}}{{{{ tools | tojson }}}}"),
+            format!(
+                "{{% for m in messages %}}{open}{{{{ m.role }}}} {{{{ m.content }}}}{close}{{% endfor %}}{{{{ tools | tojson }}}}"
+            ),
             format!("{open}{head}{{{{ messages[0].content }}}}{tail}{close}"),
             format!("{open}{{{{ messages | map(attribute='content') | join }}}}{{{{ messages }}}}{close}"),
             format!("{open}{head}{{{{ messages[0].content | trim | upper | lower }}}}{tail}{close}"),
         ];
+        let control = |source: &str, messages: Value, tools: Value| {
+            let mut input = RenderInput::new(messages, NOW);
+            input.tools = Some(tools);
+            let rendered = ChatTemplate::compile(source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
+            // What stands for a token has no case, so a template that changes case leaves it as it was written.
+            let text = ChatTemplate::compile(source, "", "").unwrap().render(&input).unwrap();
+            assert_eq!(rendered.text.to_lowercase(), text.to_lowercase());
+            control_ids(&tokenizer, &rendered.encoding.ids)
+        };
         for token in &names {
-            for content in [token.clone(), format!(" {}", &token[1..]), tail.into(), head.into(), format!("a{token}{token} "), format!("{tail}{head}")] {
-                let hostile = json!([{"role": "user", "content": content}, {"role": token, "content": content, "name": token}]);
+            let edges = [format!(" {}", &token[1..]), tail.into(), head.into(), format!("{tail}{head}")];
+            for content in edges.into_iter().chain([token.clone(), format!("a{token}{token} ")]) {
                 for source in &sources {
-                    let mut input = RenderInput::new(hostile.clone(), NOW);
-                    input.tools = Some(json!([{"name": token, token: [content]}]));
-                    let rendered = ChatTemplate::compile(source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
-                    let found = control_ids(&tokenizer, &rendered.encoding.ids);
-                    let bos = tokenizer.adds_bos().then(|| tokenizer.bos().unwrap()).filter(|bos| found.first() == Some(bos));
-                    let wanted = match source == &sources[0] {
-                        true => [open, close, open, close].to_vec(),
-                        false => [open, close].to_vec(),
-                    };
-                    let mut wanted: Vec<u32> = wanted.into_iter().map(|name| tokenizer.id_of(name).unwrap()).collect();
-                    if bos.is_some() && wanted.first() != bos.as_ref() {
-                        wanted.insert(0, bos.unwrap());
-                    }
-                    let unknown = tokenizer.id_of("<unk>");
-                    let strip = |ids: Vec<u32>| ids.into_iter().filter(|&id| Some(id) != unknown || open == "<unk>").collect::<Vec<_>>();
-                    assert_eq!(strip(found), strip(wanted), "{name}: {content:?} in {source}: {:?}", rendered.text);
+                    let harmless = json!([{"role": "user", "content": "x"}, {"role": "user", "content": "x"}]);
+                    let hostile = json!([
+                        {"role": "user", "content": content},
+                        {"role": token, "content": content, "name": token},
+                    ]);
+                    let wanted = control(source, harmless, json!([{"name": "x"}]));
+                    let found = control(source, hostile, json!([{"name": token, token: [content]}]));
+                    assert_eq!(found, wanted, "{name}: {content:?} in {source}");
                 }
             }
         }
@@ -137,7 +147,8 @@ fn bos_stands_once() {
     assert!(tokenizer.adds_bos());
     for source in ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"] {
         let template = ChatTemplate::compile(source, tokenizer.token(bos).unwrap(), "").unwrap();
-        let rendered = template.render_ids(&tokenizer, &RenderInput::new(json!([{"role": "user", "content": "x"}]), NOW)).unwrap();
+        let rendered =
+            template.render_ids(&tokenizer, &RenderInput::new(json!([{"role": "user", "content": "x"}]), NOW)).unwrap();
         assert_eq!(rendered.encoding.ids.iter().filter(|&&id| id == bos).count(), 1, "{source}");
         assert_eq!(rendered.encoding.ids[0], bos);
     }
@@ -145,7 +156,10 @@ fn bos_stands_once() {
 
 #[test]
 fn the_last_message_can_stay_open() {
-    let mut input = RenderInput::new(json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": " Once upon "}]), NOW);
+    let mut input = RenderInput::new(
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": " Once upon "}]),
+        NOW,
+    );
     input.continue_final_message = true;
     assert!(matches!(template(CHATML).render(&input), Err(ChatError::Input(_))));
     input.add_generation_prompt = false;

@@ -35,7 +35,8 @@ fn stream(tokenizer: &Arc<Tokenizer>, stop: &[String], include_stop: bool, skip_
 
 /// Tokens of single bytes and of parts of characters, so that UTF-8 breaks often.
 fn fragments(tokenizer: &Tokenizer) -> Vec<u32> {
-    let broken = |id: &u32| tokenizer.piece(*id).is_some_and(|piece| piece.len() == 1 || std::str::from_utf8(piece).is_err());
+    let broken =
+        |id: &u32| tokenizer.piece(*id).is_some_and(|piece| piece.len() == 1 || std::str::from_utf8(piece).is_err());
     (0..tokenizer.len() as u32).filter(broken).collect()
 }
 
@@ -78,14 +79,19 @@ fn whole_characters_are_not_held_back() {
 /// The stop string that ends first in `text` (the longest of several), as (start, end).
 fn first_stop(text: &str, stops: &[String]) -> Option<(usize, usize)> {
     let found = |end: usize| {
-        stops.iter().filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes())).map(|stop| (end - stop.len(), end)).min()
+        stops
+            .iter()
+            .filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()))
+            .map(|stop| (end - stop.len(), end))
+            .min()
     };
     (1..=text.len()).find_map(found)
 }
 
 /// How much of the end of `text` is a proper beginning of a stop string.
 fn held_back(text: &str, stops: &[String]) -> usize {
-    let begins = |len: usize| stops.iter().any(|stop| stop.len() > len && text.as_bytes().ends_with(&stop.as_bytes()[..len]));
+    let begins =
+        |len: usize| stops.iter().any(|stop| stop.len() > len && text.as_bytes().ends_with(&stop.as_bytes()[..len]));
     (0..=text.len()).rev().find(|&len| begins(len)).unwrap_or(0)
 }
 
@@ -107,7 +113,9 @@ fn stop_strings_end_the_text_where_they_begin() {
             // The naive way: decode everything after every token, and search.
             let stopped = (1..=ids.len()).find_map(|n| {
                 let text = tokenizer.decode(&ids[..n], true);
-                first_stop(&text, &stops).map(|(start, end)| (n, text[start..end].to_owned(), text[..if include { end } else { start }].to_owned()))
+                first_stop(&text, &stops).map(|(start, end)| {
+                    (n, text[start..end].to_owned(), text[..if include { end } else { start }].to_owned())
+                })
             });
             let mut plain = stream(&tokenizer, &[], include, true);
             let mut stream = stream(&tokenizer, &stops, include, true);

@@ -33,7 +33,10 @@ fn check(tokenizer: &Tokenizer, expected: &Value, failures: &mut Vec<String>) {
             }
             assert_eq!(encoding.offsets.len(), encoding.ids.len());
             for range in &encoding.offsets {
-                assert!(source.is_char_boundary(range.start) || range.start <= range.end, "{name} {source:?} {range:?}");
+                assert!(
+                    source.is_char_boundary(range.start) || range.start <= range.end,
+                    "{name} {source:?} {range:?}"
+                );
                 assert!(range.end <= source.len(), "{name} {source:?} {range:?}");
             }
         }
@@ -112,7 +115,7 @@ fn gguf_files_tokenize_as_llama_cpp_does() {
     check_vocabularies(&fixtures::committed(), &mut failures);
     if let Some(oracle) = fixtures::oracle() {
         check_vocabularies(&oracle.join("tokenizer"), &mut failures);
-        for (name, file) in [("smollm2-135m", "smollm2.gguf"), ("qwen2.5", "qwen.gguf"), ("gemma3-270m", "gemma.gguf")] {
+        for (name, file) in fixtures::MODELS {
             let Some(path) = fixtures::model(file) else {
                 println!("skipped {name}: no $OCTAVO_TEST_MODELS/{file}");
                 continue;
@@ -156,7 +159,10 @@ fn text_never_becomes_a_control_token() {
                 let encoding = tokenizer.encode(&text, Special::AsText, false).unwrap();
                 assert!(!encoding.ids.contains(&id), "{name}: {text:?} gives {:?}", encoding.ids);
             }
-            assert!(tokenizer.encode(look_alike, Special::Parse, false).unwrap().ids.contains(&id), "{name}: {look_alike}");
+            assert!(
+                tokenizer.encode(look_alike, Special::Parse, false).unwrap().ids.contains(&id),
+                "{name}: {look_alike}"
+            );
         }
     }
 }
@@ -204,13 +210,12 @@ fn broken_metadata_is_answered_not_followed() {
 fn long_texts_go_there_and_back() {
     for (name, tokenizer) in fixtures::tokenizers() {
         for part in ["a", " ", "\n", "\n ", "🙂", "ab ", "1", "-", "</s>", "I'll be 42, 中文\r\n"] {
-            let text = part.repeat(200_000 / part.len());
+            let text = part.repeat(50_000 / part.len());
             let start = Instant::now();
             let ids = tokenizer.encode(&text, Special::AsText, false).unwrap().ids;
             assert!(tokenizer.decode(&ids, false) == text, "{name}: {part:?} repeated does not come back");
             let elapsed = start.elapsed();
             assert!(elapsed.as_secs() < 10, "{name}: {part:?} repeated took {elapsed:?}");
-            println!("{name} {part:?}: {} bytes, {} tokens, {elapsed:?}", text.len(), ids.len());
         }
     }
 }

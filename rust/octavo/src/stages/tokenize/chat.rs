@@ -214,7 +214,9 @@ fn check(input: &RenderInput) -> Result<(), ChatError> {
         return Err(ChatError::Input("messages must be a list of objects with `role` and `content`".into()));
     };
     if let Some((n, found)) = messages.iter().enumerate().find(|(_, message)| !message.is_object()) {
-        return Err(ChatError::Input(format!("messages[{n}] must be an object with `role` and `content`, not {found}")));
+        return Err(ChatError::Input(format!(
+            "messages[{n}] must be an object with `role` and `content`, not {found}"
+        )));
     }
     if input.continue_final_message && input.add_generation_prompt {
         return Err(ChatError::Input("continue_final_message and add_generation_prompt exclude each other".into()));
@@ -268,10 +270,13 @@ fn cut_after_final_message(mut text: String, messages: &Value) -> Result<String,
         Some(Value::Array(parts)) => last_part(parts),
         _ => None,
     };
-    let content = content.ok_or_else(|| ChatError::Input("continue_final_message needs a last message with text".into()))?;
+    let content =
+        content.ok_or_else(|| ChatError::Input("continue_final_message needs a last message with text".into()))?;
     let trimmed = content.trim();
     let Some(start) = text.rfind(trimmed) else {
-        return Err(ChatError::Input("the chat template does not write the last message as it is: it cannot be continued".into()));
+        return Err(ChatError::Input(
+            "the chat template does not write the last message as it is: it cannot be continued".into(),
+        ));
     };
     // White space at its end is kept if the template kept it.
     let whole = content.trim_start();

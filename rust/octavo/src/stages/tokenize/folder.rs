@@ -20,7 +20,8 @@ pub(super) fn read(folder: &Path) -> Result<Tokenizer, TokenizerError> {
     let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let library = tokenizers::Tokenizer::from_bytes(bytes)
         .map_err(|error| TokenizerError::Malformed(format!("{}: {error}", path.display())))?;
-    let config = Config { files: [optional(folder, "tokenizer_config.json")?, optional(folder, "special_tokens_map.json")?] };
+    let config =
+        Config { files: [optional(folder, "tokenizer_config.json")?, optional(folder, "special_tokens_map.json")?] };
     build(library, &config)
 }
 

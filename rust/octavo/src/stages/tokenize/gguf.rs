@@ -53,7 +53,14 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
 
 /// What ends a turn in the families that have a token for it besides EOS, for files without the key.
 const TURN_ENDS: [&str; 9] = [
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|EOT|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|EOT|>",
     "<｜end▁of▁sentence｜>",
 ];
 

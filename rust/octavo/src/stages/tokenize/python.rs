@@ -47,7 +47,9 @@ pub(super) fn from_json(value: &serde_json::Value) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(values) => values.iter().map(from_json).collect(),
-        Json::Object(members) => Value::from_pairs(members.iter().map(|(name, value)| (name.as_str(), from_json(value)))),
+        Json::Object(members) => {
+            Value::from_pairs(members.iter().map(|(name, value)| (name.as_str(), from_json(value))))
+        }
     }
 }
 
@@ -220,7 +222,9 @@ impl Style<'_> {
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.write_items("[", "]", items.len(), depth, out, |style, n, out| style.write(&items[n], depth + 1, out))?;
+                self.write_items("[", "]", items.len(), depth, out, |style, n, out| {
+                    style.write(&items[n], depth + 1, out)
+                })?;
             }
             other => {
                 return Err(Error::new(ErrorKind::InvalidOperation, format!("{other} is not JSON serializable")));
@@ -520,6 +524,7 @@ fn urlencode(state: &State, value: &Value) -> Result<String, Error> {
     if value.kind() != ValueKind::Map {
         return Ok(quote(&to_str(state, value)?));
     }
-    let pair = |key: Value| Ok(format!("{}={}", quote(&to_str(state, &key)?), quote(&to_str(state, &value.get_item(&key)?)?)));
+    let pair =
+        |key: Value| Ok(format!("{}={}", quote(&to_str(state, &key)?), quote(&to_str(state, &value.get_item(&key)?)?)));
     Ok(value.try_iter()?.map(pair).collect::<Result<Vec<_>, Error>>()?.join("&"))
 }
