@@ -209,7 +209,7 @@ fn hostile_templates_end_in_an_error() {
         println!("{:?} {shown}: {:?}", start.elapsed(), rendered.as_ref().map(String::len));
         assert!(rendered.is_err(), "{shown}");
         // Under a second on a free machine; tests share theirs.
-        assert!(start.elapsed() < Duration::from_secs(5), "{shown}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(2), "{shown}: {:?}", start.elapsed());
     }
     let mut deep = json!("x");
     for _ in 0..120 {
