@@ -1,9 +1,10 @@
 //! Chat templates against transformers' Jinja.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use octavo::stages::tokenize::{ChatError, ChatTemplate, LocalTime, RenderInput};
-use serde_json::{Map, Value};
+use octavo::stages::tokenize::{ChatError, ChatTemplate, LocalTime, RenderInput, Special, Tokenizer};
+use serde_json::{Map, Value, json};
 
 use crate::fixtures::{self, text};
 
@@ -20,7 +21,9 @@ fn check(name: &str, case: &Value, rendered: Result<String, ChatError>, failures
         (Some(want), _, Ok(got)) if got == want => {}
         (Some(want), _, got) => failures.push(format!("{name}: {got:?}\n   expected {want:?}")),
         (None, Some("raise_exception"), Err(ChatError::Raised(message))) if message == text(&case["error"]) => {}
-        (None, Some("raise_exception"), got) => failures.push(format!("{name}: {got:?}, should refuse: {}", case["error"])),
+        (None, Some("raise_exception"), got) => {
+            failures.push(format!("{name}: {got:?}, should refuse: {}", case["error"]))
+        }
         (None, _, Ok(_)) => println!("remark {name}: the reference fails ({})", case["error"]),
         (None, _, Err(_)) => {}
     }
@@ -29,8 +32,9 @@ fn check(name: &str, case: &Value, rendered: Result<String, ChatError>, failures
 fn check_micro(path: &Path, inputs: &Value, failures: &mut Vec<String>) {
     let micro = fixtures::json(path);
     for case in micro["cases"].as_array().unwrap() {
-        let rendered = ChatTemplate::compile(text(&case["template"]), text(&micro["bos_token"]), text(&micro["eos_token"]))
-            .and_then(|template| template.render(&input(inputs, &micro["conversation"], &micro["tools"])));
+        let rendered =
+            ChatTemplate::compile(text(&case["template"]), text(&micro["bos_token"]), text(&micro["eos_token"]))
+                .and_then(|template| template.render(&input(inputs, &micro["conversation"], &micro["tools"])));
         check(&format!("micro {}", case["id"]), case, rendered, failures);
     }
 }
@@ -38,6 +42,8 @@ fn check_micro(path: &Path, inputs: &Value, failures: &mut Vec<String>) {
 #[test]
 fn templates_render_as_in_transformers() {
     let mut failures = Vec::new();
+    let chat = fixtures::committed().join("../chat");
+    check_micro(&chat.join("micro.json"), &fixtures::json(&chat.join("inputs.json")), &mut failures);
     if let Some(chat) = fixtures::oracle().map(|oracle| oracle.join("chat")) {
         let inputs = fixtures::json(&chat.join("inputs.json"));
         check_micro(&chat.join("micro.json"), &inputs, &mut failures);
@@ -45,13 +51,14 @@ fn templates_render_as_in_transformers() {
             let expected = fixtures::json(&path);
             let source = std::fs::read_to_string(chat.join(text(&expected["template"]))).unwrap();
             let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            let template = match ChatTemplate::compile(&source, text(&expected["bos_token"]), text(&expected["eos_token"])) {
-                Ok(template) => template,
-                Err(error) => {
-                    failures.push(format!("{name}: {error}"));
-                    continue;
-                }
-            };
+            let template =
+                match ChatTemplate::compile(&source, text(&expected["bos_token"]), text(&expected["eos_token"])) {
+                    Ok(template) => template,
+                    Err(error) => {
+                        failures.push(format!("{name}: {error}"));
+                        continue;
+                    }
+                };
             for case in expected["cases"].as_array().unwrap() {
                 let mut input = input(&inputs, &case["conversation"], &case["tools"]);
                 input.add_generation_prompt = case["add_generation_prompt"].as_bool().unwrap();
@@ -60,6 +67,161 @@ fn templates_render_as_in_transformers() {
             }
         }
     }
-    let shown: Vec<_> = failures.iter().take(40).map(|failure| failure.chars().take(1200).collect::<String>()).collect();
+    let shown: Vec<_> =
+        failures.iter().take(40).map(|failure| failure.chars().take(1200).collect::<String>()).collect();
     assert!(failures.is_empty(), "{} differences\n{}", failures.len(), shown.join("\n"));
+}
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::compile(source, "<|bos|>", "<|eos|>").unwrap()
+}
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}\
+    {% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn control_ids(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<u32> {
+    ids.iter().copied().filter(|&id| tokenizer.is_special(id)).collect()
+}
+
+#[test]
+fn a_harmless_prompt_is_encoded_as_if_it_were_parsed() {
+    let tokenizer = fixtures::folder(&fixtures::committed().join("tiny/bpeq"));
+    let input = RenderInput::new(json!([{"role": "user", "content": "Hello <b>there</b> > | <"}]), NOW);
+    let rendered = template(CHATML).render_ids(&tokenizer, &input).unwrap();
+    assert_eq!(rendered.text, template(CHATML).render(&input).unwrap());
+    assert_eq!(rendered.encoding, tokenizer.encode(&rendered.text, Special::Parse, false).unwrap());
+}
+
+/// Whatever users write, in whatever place, the prompt has the control tokens of the template and no others.
+#[test]
+fn nothing_that_users_write_becomes_a_control_token() {
+    for name in ["bpe3", "bpeq", "gem", "spm"] {
+        let tokenizer = fixtures::folder(&fixtures::committed().join("tiny").join(name));
+        let names: Vec<String> = (0..tokenizer.len() as u32)
+            .filter(|&id| tokenizer.is_special(id))
+            .map(|id| tokenizer.token(id).unwrap().to_owned())
+            .collect();
+        let (open, close) = (&names[0], &names[names.len() - 1]);
+        // Halves of a token stand directly before and after what users write.
+        let half = open.len() / 2;
+        let (head, tail) = (&open[..half], &open[half..]);
+        let sources = [
+            format!(
+                "{{% for m in messages %}}{open}{{{{ m.role }}}} {{{{ m.content }}}}{close}{{% endfor %}}{{{{ tools | tojson }}}}"
+            ),
+            format!("{open}{head}{{{{ messages[0].content }}}}{tail}{close}"),
+            format!("{open}{{{{ messages | map(attribute='content') | join }}}}{{{{ messages }}}}{close}"),
+            format!("{open}{head}{{{{ messages[0].content | trim | upper | lower }}}}{tail}{close}"),
+        ];
+        let control = |source: &str, messages: Value, tools: Value| {
+            let mut input = RenderInput::new(messages, NOW);
+            input.tools = Some(tools);
+            let rendered = ChatTemplate::compile(source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
+            // What stands for a token has no case, so a template that changes case leaves it as it was written.
+            let text = ChatTemplate::compile(source, "", "").unwrap().render(&input).unwrap();
+            assert_eq!(rendered.text.to_lowercase(), text.to_lowercase());
+            control_ids(&tokenizer, &rendered.encoding.ids)
+        };
+        for token in &names {
+            let edges = [format!(" {}", &token[1..]), tail.into(), head.into(), format!("{tail}{head}")];
+            for content in edges.into_iter().chain([token.clone(), format!("a{token}{token} ")]) {
+                for source in &sources {
+                    let harmless = json!([{"role": "user", "content": "x"}, {"role": "user", "content": "x"}]);
+                    let hostile = json!([
+                        {"role": "user", "content": content},
+                        {"role": token, "content": content, "name": token},
+                    ]);
+                    let wanted = control(source, harmless, json!([{"name": "x"}]));
+                    let found = control(source, hostile, json!([{"name": token, token: [content]}]));
+                    assert_eq!(found, wanted, "{name}: {content:?} in {source}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bos_stands_once() {
+    let tokenizer = fixtures::folder(&fixtures::committed().join("tiny/bpe3"));
+    let bos = tokenizer.bos().unwrap();
+    assert!(tokenizer.adds_bos());
+    for source in ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"] {
+        let template = ChatTemplate::compile(source, tokenizer.token(bos).unwrap(), "").unwrap();
+        let rendered =
+            template.render_ids(&tokenizer, &RenderInput::new(json!([{"role": "user", "content": "x"}]), NOW)).unwrap();
+        assert_eq!(rendered.encoding.ids.iter().filter(|&&id| id == bos).count(), 1, "{source}");
+        assert_eq!(rendered.encoding.ids[0], bos);
+    }
+}
+
+#[test]
+fn the_last_message_can_stay_open() {
+    let mut input = RenderInput::new(
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": " Once upon "}]),
+        NOW,
+    );
+    input.continue_final_message = true;
+    assert!(matches!(template(CHATML).render(&input), Err(ChatError::Input(_))));
+    input.add_generation_prompt = false;
+    assert!(template(CHATML).render(&input).unwrap().ends_with("<|im_start|>assistant\nOnce upon"));
+    let untrimmed = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+    assert_eq!(template(untrimmed).render(&input).unwrap(), "<a>< Once upon ");
+}
+
+#[test]
+fn training_marks_leave_no_trace() {
+    let source = "{% for m in messages %}\n{%- generation -%} {{ m.content }}{%- endgeneration %}.{% endfor %}";
+    let input = RenderInput::new(json!([{"role": "user", "content": "a"}]), NOW);
+    assert_eq!(template(source).render(&input).unwrap(), "a.");
+}
+
+#[test]
+fn hostile_templates_end_in_an_error() {
+    let nested = "{% if true %}".repeat(5000) + &"{% endif %}".repeat(5000);
+    let parentheses = "{{ ".to_owned() + &"(".repeat(5000) + "1" + &")".repeat(5000) + " }}";
+    let sources = [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
+        "{{ 'x' * 10000000000 }}",
+        "{{ 'x'.center(10000000000) }}",
+        "{{ 'x' | center(10000000000) }}",
+        "{{ 'x'.ljust(10000000000) }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{% set l = range(90000) | list %}{% for i in range(90000) %}{{ l | join }}{% endfor %}",
+        "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l | string %}{% endfor %}",
+        "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l | tojson %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        "{% include 'chat' %}",
+        "{{ ''.__class__.__mro__ }}",
+        &nested,
+        &parentheses,
+    ];
+    for source in sources {
+        let start = Instant::now();
+        let rendered = ChatTemplate::compile(source, "", "")
+            .and_then(|template| template.render(&RenderInput::new(json!([]), NOW)));
+        let shown = &source[..source.len().min(90)];
+        println!("{:?} {shown}: {:?}", start.elapsed(), rendered.as_ref().map(String::len));
+        assert!(rendered.is_err(), "{shown}");
+        // Under a second on a free machine; tests share theirs.
+        assert!(start.elapsed() < Duration::from_secs(2), "{shown}: {:?}", start.elapsed());
+    }
+    let mut deep = json!("x");
+    for _ in 0..120 {
+        deep = json!([deep]);
+    }
+    let input = RenderInput::new(json!([{"role": "user", "content": deep}]), NOW);
+    assert!(matches!(template("{{ messages }}").render(&input), Err(ChatError::Input(_))));
+}
+
+#[test]
+fn long_conversations_are_rendered() {
+    let message = json!({"role": "user", "content": "word ".repeat(2000)});
+    let input = RenderInput::new(Value::Array(vec![message; 500]), NOW);
+    assert!(template(CHATML).render(&input).unwrap().len() > 4_000_000);
 }

@@ -20,7 +20,10 @@ pub fn committed() -> PathBuf {
 pub fn oracle() -> Option<PathBuf> {
     let path = repository().join("../shared/oracle");
     let found = path.join("README.md").is_file();
-    println!("reference fixtures: the committed ones{}", if found { " and ../shared/oracle" } else { "; ../shared/oracle is not here" });
+    println!(
+        "reference fixtures: the committed ones{}",
+        if found { " and ../shared/oracle" } else { "; ../shared/oracle is not here" }
+    );
     found.then_some(path)
 }
 
@@ -53,21 +56,21 @@ pub fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
+/// Real models by the name of their fixture: the file in `$OCTAVO_TEST_MODELS`.
+pub const MODELS: [(&str, &str); 3] =
+    [("smollm2-135m", "smollm2.gguf"), ("qwen2.5", "qwen.gguf"), ("gemma3-270m", "gemma.gguf")];
+
 /// Every tokenizer that can be had here, with a name for messages.
 pub fn tokenizers() -> Vec<(String, Arc<Tokenizer>)> {
-    let mut found = Vec::new();
-    for (root, prefix) in [(Some(committed()), ""), (oracle().map(|root| root.join("tokenizer")), "oracle ")] {
-        let Some(root) = root else { continue };
-        for (kind, path) in listed(&root.join("tiny")).into_iter().map(|path| ("tiny", path)).chain(listed(&root.join("gguf/vocab")).into_iter().map(|path| ("gguf", path))) {
-            let name = format!("{prefix}{}", path.file_name().unwrap().to_string_lossy());
-            if kind == "tiny" && path.is_dir() {
-                found.push((name, folder(&path)));
-            } else if path.extension().is_some_and(|extension| extension == "gguf") {
-                found.push((name, gguf(&path)));
-            }
-        }
-    }
-    assert!(!found.is_empty());
+    let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    let folders = listed(&committed().join("tiny")).into_iter().filter(|path| path.is_dir());
+    let files = listed(&committed().join("gguf/vocab")).into_iter();
+    let models = MODELS.into_iter().filter_map(|(_, file)| model(file));
+    let found: Vec<_> = folders
+        .map(|path| (name(&path), folder(&path)))
+        .chain(files.chain(models).map(|path| (name(&path), gguf(&path))))
+        .collect();
+    assert!(found.len() >= 6, "the committed fixtures are not where they should be");
     found
 }
 

@@ -1,1 +1,180 @@
-//! Streams.
+//! Streams against decoding everything at once.
+
+use std::sync::Arc;
+
+use octavo::stages::stream::{StreamParams, TextStream};
+use octavo::stages::tokenize::{Special, Tokenizer};
+
+use crate::fixtures;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+fn stream(tokenizer: &Arc<Tokenizer>, stop: &[String], include_stop: bool, skip_special: bool) -> TextStream {
+    let params = StreamParams { stop: stop.to_vec(), include_stop, skip_special, continues_text: false };
+    TextStream::new(Arc::clone(tokenizer), params)
+}
+
+/// Tokens of single bytes and of parts of characters, so that UTF-8 breaks often.
+fn fragments(tokenizer: &Tokenizer) -> Vec<u32> {
+    let broken =
+        |id: &u32| tokenizer.piece(*id).is_some_and(|piece| piece.len() == 1 || std::str::from_utf8(piece).is_err());
+    (0..tokenizer.len() as u32).filter(broken).collect()
+}
+
+#[test]
+fn pieces_add_up_to_the_decoded_text() {
+    for (name, tokenizer) in fixtures::tokenizers() {
+        let fragments = fragments(&tokenizer);
+        for seed in 0..300 {
+            let mut random = Random(seed);
+            let ids: Vec<u32> = (0..random.below(24))
+                .map(|_| match random.below(4) {
+                    0 => random.below(tokenizer.len() + 2) as u32,
+                    _ => *random.pick(&fragments),
+                })
+                .collect();
+            for skip_special in [false, true] {
+                let mut stream = stream(&tokenizer, &[], false, skip_special);
+                let mut text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
+                text += &stream.finish();
+                assert_eq!(text, tokenizer.decode(&ids, skip_special), "{name}, seed {seed}: {ids:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_characters_are_not_held_back() {
+    for (name, tokenizer) in fixtures::tokenizers() {
+        let ids = tokenizer.encode("Hello, world 🙂 ok", Special::AsText, false).unwrap().ids;
+        let mut stream = stream(&tokenizer, &[], false, true);
+        let mut text = String::new();
+        for (n, &id) in ids.iter().enumerate() {
+            text += &stream.push(id, true).text;
+            let so_far = tokenizer.decode(&ids[..=n], true);
+            assert!(so_far.contains('\u{FFFD}') || so_far.len() <= text.len() + 4, "{name}: {text:?} of {so_far:?}");
+        }
+    }
+}
+
+/// The stop string that ends first in `text` (the longest of several), as (start, end).
+fn first_stop(text: &str, stops: &[String]) -> Option<(usize, usize)> {
+    let found = |end: usize| {
+        stops
+            .iter()
+            .filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()))
+            .map(|stop| (end - stop.len(), end))
+            .min()
+    };
+    (1..=text.len()).find_map(found)
+}
+
+/// How much of the end of `text` is a proper beginning of a stop string.
+fn held_back(text: &str, stops: &[String]) -> usize {
+    let begins =
+        |len: usize| stops.iter().any(|stop| stop.len() > len && text.as_bytes().ends_with(&stop.as_bytes()[..len]));
+    (0..=text.len()).rev().find(|&len| begins(len)).unwrap_or(0)
+}
+
+fn random_text(random: &mut Random, len: usize) -> String {
+    const LETTERS: [&str; 9] = ["a", "b", "aa", "ab", " ", "\n", "é", "🙂", "</s>"];
+    (0..random.below(len) + 1).map(|_| *random.pick(&LETTERS)).collect()
+}
+
+#[test]
+fn stop_strings_end_the_text_where_they_begin() {
+    let mut stops_seen = 0;
+    for (name, tokenizer) in fixtures::tokenizers() {
+        for seed in 0..600 {
+            let mut random = Random(seed);
+            let ids = tokenizer.encode(&random_text(&mut random, 40), Special::AsText, false).unwrap().ids;
+            let stops: Vec<String> = (0..random.below(4) + 1).map(|_| random_text(&mut random, 4)).collect();
+            let include = random.below(2) == 0;
+            let context = format!("{name}, seed {seed}: stops {stops:?}, ids {ids:?}");
+            // The naive way: decode everything after every token, and search.
+            let stopped = (1..=ids.len()).find_map(|n| {
+                let text = tokenizer.decode(&ids[..n], true);
+                first_stop(&text, &stops).map(|(start, end)| {
+                    (n, text[start..end].to_owned(), text[..if include { end } else { start }].to_owned())
+                })
+            });
+            let mut plain = stream(&tokenizer, &[], include, true);
+            let mut stream = stream(&tokenizer, &stops, include, true);
+            let (mut text, mut settled, mut end) = (String::new(), String::new(), None);
+            for (n, &id) in ids.iter().enumerate() {
+                let pushed = stream.push(id, true);
+                text += &pushed.text;
+                settled += &plain.push(id, true).text;
+                if let Some(stop) = pushed.stopped {
+                    end = Some((n + 1, stop, text.clone()));
+                    break;
+                }
+                assert_eq!(text.len(), settled.len() - held_back(&settled, &stops), "{context} after {} tokens", n + 1);
+                assert!(settled.starts_with(&text), "{context}");
+            }
+            assert_eq!(end, stopped, "{context}");
+            stops_seen += usize::from(end.is_some());
+            let rest = stream.finish();
+            match end {
+                Some(_) => assert_eq!(rest, "", "{context}"),
+                None => assert_eq!(text + &rest, tokenizer.decode(&ids, true), "{context}"),
+            }
+            assert_eq!(stream.push(ids[0], true), Default::default(), "{context}: nothing comes after the end");
+        }
+    }
+    assert!(stops_seen > 500, "only {stops_seen} texts were stopped");
+}
+
+#[test]
+fn before_the_minimum_stop_strings_are_text() {
+    for (name, tokenizer) in fixtures::tokenizers() {
+        let ids = tokenizer.encode("a🙂b🙂c", Special::AsText, false).unwrap().ids;
+        let smile = ["🙂".to_owned()];
+        let mut stream = stream(&tokenizer, &smile, false, true);
+        let mut text = String::new();
+        // The first smile is allowed, the second ends the text.
+        let mut free = true;
+        for (n, &id) in ids.iter().enumerate() {
+            let pushed = stream.push(id, !free);
+            text += &pushed.text;
+            if tokenizer.decode(&ids[..=n], true).contains('🙂') {
+                free = false;
+            }
+            if pushed.stopped.is_some() {
+                break;
+            }
+        }
+        assert_eq!(text, "a🙂b", "{name}");
+    }
+}
+
+#[test]
+fn a_continued_text_keeps_its_first_space() {
+    let tokenizer = fixtures::folder(&fixtures::committed().join("tiny/spm"));
+    let ids = tokenizer.encode("ab", Special::AsText, false).unwrap().ids;
+    for (continues_text, want) in [(false, "ab"), (true, " ab")] {
+        let params = StreamParams { continues_text, ..Default::default() };
+        let mut stream = TextStream::new(Arc::clone(&tokenizer), params);
+        let text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
+        assert_eq!(text + &stream.finish(), want);
+    }
+}

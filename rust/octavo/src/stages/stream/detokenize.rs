@@ -54,9 +54,7 @@ impl Detokenizer {
     pub fn unsettled(&self) -> Option<&str> {
         match std::str::from_utf8(&self.pending) {
             Ok(text) => Some(text),
-            Err(error) if error.error_len().is_none() => {
-                std::str::from_utf8(&self.pending[..error.valid_up_to()]).ok()
-            }
+            Err(error) if error.error_len().is_none() => std::str::from_utf8(&self.pending[..error.valid_up_to()]).ok(),
             Err(_) => None,
         }
         .map(|text| if self.strip { text.strip_prefix(' ').unwrap_or(text) } else { text })

@@ -9,6 +9,3 @@ mod stop; // looks for stop strings
 mod text; // both, for one request
 
 pub use text::{Pushed, StreamParams, TextStream};
-
-#[cfg(test)]
-mod tests;

@@ -94,3 +94,38 @@ impl StopMatcher {
         self.progress.iter().copied().max().unwrap_or(0) as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matcher(stops: &[&str]) -> StopMatcher {
+        StopMatcher::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn finds_strings_across_parts() {
+        let mut matcher = matcher(&["abac", "é🙂"]);
+        assert_eq!(matcher.feed("xaba", true), None);
+        assert_eq!(matcher.held_back(), 3);
+        // The second `aba` begins inside the first.
+        assert_eq!(matcher.feed("bac", true), Some(Match { index: 0, end: 3 }));
+        assert_eq!(matcher.feed("é", true), None);
+        assert_eq!(matcher.held_back(), "é".len());
+        assert_eq!(matcher.feed("🙂!", true), Some(Match { index: 1, end: 4 }));
+    }
+
+    #[test]
+    fn of_strings_that_end_together_the_longest_counts() {
+        let mut matcher = matcher(&["c", "abc", "bc"]);
+        assert_eq!(matcher.feed("xabc", true), Some(Match { index: 1, end: 4 }));
+    }
+
+    #[test]
+    fn goes_on_where_it_may_not_stop() {
+        let mut matcher = matcher(&["aa"]);
+        assert_eq!(matcher.feed("aa", false), None);
+        assert_eq!(matcher.held_back(), 1);
+        assert_eq!(matcher.feed("a", true), Some(Match { index: 0, end: 1 }));
+    }
+}

@@ -6,12 +6,14 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value as Jinja};
+use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
 use super::civil::LocalTime;
+use super::folder;
 use super::marker::Marker;
 use super::python;
 use super::tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
@@ -114,14 +116,20 @@ impl ChatTemplate {
         environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::add_to(&mut environment);
-        environment.add_function("raise_exception", |message: Jinja| -> Result<Jinja, Error> {
-            let message = python::to_str(&message)?;
+        environment.add_function("raise_exception", |state: &State, message: Jinja| -> Result<Jinja, Error> {
+            let message = python::to_str(state, &message)?;
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
         environment
             .add_template_owned("chat", with_long_escapes(&without_generation_blocks(source)))
             .map_err(|error| ChatError::Compile(describe(&error)))?;
         Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+    }
+
+    /// The source of the template in a Hugging Face folder: `chat_template.jinja`, or a member of
+    /// `tokenizer_config.json`. Of several named templates the one called `default`.
+    pub fn source_in(folder: &Path) -> Result<Option<String>, TokenizerError> {
+        folder::chat_template(folder)
     }
 
     /// The template's source.
@@ -206,7 +214,9 @@ fn check(input: &RenderInput) -> Result<(), ChatError> {
         return Err(ChatError::Input("messages must be a list of objects with `role` and `content`".into()));
     };
     if let Some((n, found)) = messages.iter().enumerate().find(|(_, message)| !message.is_object()) {
-        return Err(ChatError::Input(format!("messages[{n}] must be an object with `role` and `content`, not {found}")));
+        return Err(ChatError::Input(format!(
+            "messages[{n}] must be an object with `role` and `content`, not {found}"
+        )));
     }
     if input.continue_final_message && input.add_generation_prompt {
         return Err(ChatError::Input("continue_final_message and add_generation_prompt exclude each other".into()));
@@ -260,10 +270,13 @@ fn cut_after_final_message(mut text: String, messages: &Value) -> Result<String,
         Some(Value::Array(parts)) => last_part(parts),
         _ => None,
     };
-    let content = content.ok_or_else(|| ChatError::Input("continue_final_message needs a last message with text".into()))?;
+    let content =
+        content.ok_or_else(|| ChatError::Input("continue_final_message needs a last message with text".into()))?;
     let trimmed = content.trim();
     let Some(start) = text.rfind(trimmed) else {
-        return Err(ChatError::Input("the chat template does not write the last message as it is: it cannot be continued".into()));
+        return Err(ChatError::Input(
+            "the chat template does not write the last message as it is: it cannot be continued".into(),
+        ));
     };
     // White space at its end is kept if the template kept it.
     let whole = content.trim_start();

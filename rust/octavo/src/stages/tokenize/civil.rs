@@ -15,7 +15,17 @@ pub struct LocalTime {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
@@ -105,7 +115,8 @@ impl LocalTime {
     /// 0 is Monday.
     fn weekday(&self) -> usize {
         let before = i64::from(self.year) - 1;
-        let days = before * 365 + before.div_euclid(4) - before.div_euclid(100) + before.div_euclid(400)
+        let days = before * 365 + before.div_euclid(4) - before.div_euclid(100)
+            + before.div_euclid(400)
             + i64::from(self.day_of_year())
             - 1;
         days.rem_euclid(7) as usize // 0001-01-01 was a Monday
@@ -119,7 +130,10 @@ mod tests {
     #[test]
     fn formats_as_python_does() {
         let time = LocalTime { year: 2025, month: 3, day: 4, hour: 5, minute: 6, second: 7 };
-        assert_eq!(time.format("%Y-%m-%d %d %b %Y %H:%M:%S %A %B %j"), "2025-03-04 04 Mar 2025 05:06:07 Tuesday March 063");
+        assert_eq!(
+            time.format("%Y-%m-%d %d %b %Y %H:%M:%S %A %B %j"),
+            "2025-03-04 04 Mar 2025 05:06:07 Tuesday March 063"
+        );
         assert_eq!(time.format("%-d/%-m %e %I%p %% %q %"), "4/3  4 05AM % %q %");
     }
 

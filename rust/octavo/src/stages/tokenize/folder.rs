@@ -20,7 +20,8 @@ pub(super) fn read(folder: &Path) -> Result<Tokenizer, TokenizerError> {
     let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let library = tokenizers::Tokenizer::from_bytes(bytes)
         .map_err(|error| TokenizerError::Malformed(format!("{}: {error}", path.display())))?;
-    let config = Config { files: [optional(folder, "tokenizer_config.json")?, optional(folder, "special_tokens_map.json")?] };
+    let config =
+        Config { files: [optional(folder, "tokenizer_config.json")?, optional(folder, "special_tokens_map.json")?] };
     build(library, &config)
 }
 
@@ -43,6 +44,7 @@ fn build(library: tokenizers::Tokenizer, config: &Config) -> Result<Tokenizer, T
         engine: Engine::Library(Box::new(Library::new(library))),
         decoding: spelling.decoding,
         vocabulary,
+        end_ids: eos.into_iter().collect(),
         bos,
         eos,
         prefix,
@@ -194,6 +196,21 @@ impl Config {
     fn flag(&self, key: &str) -> Option<bool> {
         self.files.iter().find_map(|file| file[key].as_bool())
     }
+}
+
+/// The chat template of a folder.
+pub(super) fn chat_template(folder: &Path) -> Result<Option<String>, TokenizerError> {
+    let path = folder.join("chat_template.jinja");
+    match std::fs::read_to_string(&path) {
+        Ok(source) => return Ok(Some(source)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(source) => return Err(TokenizerError::Read { path, source }),
+    }
+    let config = optional(folder, "tokenizer_config.json")?;
+    let named = config["chat_template"].as_array();
+    let default = named.and_then(|named| named.iter().find(|template| template["name"] == "default"));
+    let source = default.map_or(&config["chat_template"], |template| &template["template"]);
+    Ok(source.as_str().map(str::to_owned))
 }
 
 fn optional(folder: &Path, name: &str) -> Result<Value, TokenizerError> {

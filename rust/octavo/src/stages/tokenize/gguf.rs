@@ -42,12 +42,38 @@ pub(super) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
         prefix: added(reader.bool("add_bos_token")?.unwrap_or(adds_bos), bos),
         suffix: added(reader.bool("add_eos_token")?.unwrap_or(false), eos),
         specials: SpecialTokens::new(specials(&vocabulary, reader.strips_after_control()?)),
+        end_ids: end_ids(&reader, &vocabulary, eos)?,
         vocabulary,
         engine,
         decoding,
         bos,
         eos,
     })
+}
+
+/// What ends a turn in the families that have a token for it besides EOS, for files without the key.
+const TURN_ENDS: [&str; 9] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|EOT|>",
+    "<｜end▁of▁sentence｜>",
+];
+
+fn end_ids(reader: &Reader, vocabulary: &Vocabulary, eos: Option<u32>) -> Result<Vec<u32>, TokenizerError> {
+    let mut ids: Vec<u32> = eos.into_iter().collect();
+    for key in ["eot_token_id", "eom_token_id"] {
+        ids.extend(reader.token(key, vocabulary.len())?);
+    }
+    let named = TURN_ENDS.iter().filter_map(|name| vocabulary.id_of(name.as_bytes()));
+    ids.extend(named.filter(|&id| matches!(vocabulary.kind(id), Kind::Control | Kind::UserDefined)));
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
 }
 
 /// Byte-level BPE. Tokens are written in letters that stand for bytes, except those that are looked for as they are.

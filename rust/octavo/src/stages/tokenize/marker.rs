@@ -52,7 +52,8 @@ impl<'a> Marker<'a> {
             }
             Value::Array(values) => values.iter().map(|value| self.mark_member(name, value)).collect(),
             Value::Object(members) => {
-                let marked = members.iter().map(|(name, value)| (self.mark_tokens(name), self.mark_member(name, value)));
+                let marked =
+                    members.iter().map(|(name, value)| (self.mark_tokens(name), self.mark_member(name, value)));
                 Value::Object(marked.collect())
             }
             other => other.clone(),
@@ -149,7 +150,7 @@ mod tests {
         let value = json!({"role": "<s>", "content": " a<|end|>b<", "deep": [{"<s>": "|end|>"}, 1, null, "x", ">", "é <|end|"]});
         let mut marker = Marker::new(&specials, "{{ x }}\u{100000}", &[&value]);
         let marked = marker.mark(&value).to_string();
-        assert!(!marked.contains("<s>") && !marked.contains("<|end") && !marked.contains("|end|>"), "{marked}");
+        assert!(!marked.contains("<s>") && !marked.contains("<|end|") && !marked.contains("|end|>"), "{marked}");
         assert!(!marked.contains('\u{100000}'), "the template's own characters are left alone");
         let (text, ranges) = marker.restore(&marked);
         assert_eq!(text, value.to_string());

@@ -9,20 +9,29 @@ use super::marker::is_placeholder;
 /// Deeper values are refused: printing them recurses.
 pub(super) const MAX_DEPTH: usize = 100;
 
+/// What it costs to print one item: as much as a few instructions.
+const ITEM_FUEL: u64 = 8;
+
 /// Adds all of it to an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     minijinja_contrib::add_to_environment(environment);
     environment.set_unknown_method_callback(method);
     environment.set_formatter(print);
     environment.add_filter("tojson", tojson);
-    environment.add_filter("string", |value: &Value| to_str(value));
-    environment.add_filter("pprint", |value: &Value| repr(value));
+    environment.add_filter("string", |state: &State, value: &Value| to_str(state, value));
+    environment.add_filter("pprint", |state: &State, value: &Value| repr(state, value));
     environment.add_filter("center", center);
     environment.add_filter("wordcount", |text: &str| text.split_whitespace().count());
     environment.add_filter("truncate", truncate);
     environment.add_filter("urlencode", urlencode);
-    environment.add_filter("trim", |text: Value, chars: Option<String>| trim(&text, chars));
+    environment.add_filter("trim", trim);
     environment.add_filter("join", join);
+    // As in Python: None is not iterable, strings and what is undefined are.
+    environment.add_test("iterable", |value: &Value| {
+        use ValueKind::{Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
+    });
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
 /// JSON as template values.
@@ -38,34 +47,36 @@ pub(super) fn from_json(value: &serde_json::Value) -> Value {
         },
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(values) => values.iter().map(from_json).collect(),
-        Json::Object(members) => Value::from_pairs(members.iter().map(|(name, value)| (name.as_str(), from_json(value)))),
+        Json::Object(members) => {
+            Value::from_pairs(members.iter().map(|(name, value)| (name.as_str(), from_json(value))))
+        }
     }
 }
 
-fn print(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
+fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.write_str(text).map_err(Error::from),
-        None => out.write_str(&to_str(value)?).map_err(Error::from),
+        None => out.write_str(&to_str(state, value)?).map_err(Error::from),
     }
 }
 
 /// Python's `str(value)`; nothing for what is undefined.
-pub(super) fn to_str(value: &Value) -> Result<String, Error> {
+pub(super) fn to_str(state: &State, value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
         None if value.is_undefined() => Ok(String::new()),
-        None => repr(value),
+        None => repr(state, value),
     }
 }
 
-fn repr(value: &Value) -> Result<String, Error> {
+fn repr(state: &State, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
-    write_repr(value, 0, &mut out)?;
+    write_repr(state, value, 0, &mut out)?;
     Ok(out)
 }
 
-fn write_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
-    check_depth(depth)?;
+fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    pay_for_item(state, depth)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
@@ -74,9 +85,9 @@ fn write_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error
             out.push('{');
             for (n, key) in value.try_iter()?.enumerate() {
                 out.push_str(if n == 0 { "" } else { ", " });
-                write_repr(&key, depth + 1, out)?;
+                write_repr(state, &key, depth + 1, out)?;
                 out.push_str(": ");
-                write_repr(&value.get_item(&key)?, depth + 1, out)?;
+                write_repr(state, &value.get_item(&key)?, depth + 1, out)?;
             }
             out.push('}');
         }
@@ -85,7 +96,7 @@ fn write_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error
             out.push(if tuple { '(' } else { '[' });
             for (n, item) in value.try_iter()?.enumerate() {
                 out.push_str(if n == 0 { "" } else { ", " });
-                write_repr(&item, depth + 1, out)?;
+                write_repr(state, &item, depth + 1, out)?;
             }
             out.push_str(match (tuple, value.len()) {
                 (true, Some(1)) => ",)",
@@ -152,7 +163,7 @@ fn float(value: f64, infinity: &str, nan: &str) -> String {
 }
 
 /// `tojson` as in transformers: `json.dumps` without HTML escapes.
-fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
+fn tojson(state: &State, value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     let indent = indent.or(options.get::<Option<Value>>("indent")?).filter(|indent| !indent.is_none());
     let indent = match &indent {
         None => None,
@@ -166,6 +177,7 @@ fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let style = Style {
+        state,
         indent,
         comma,
         colon,
@@ -179,7 +191,8 @@ fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value
 }
 
 /// How JSON is laid out.
-struct Style {
+struct Style<'a> {
+    state: &'a State<'a, 'a>,
     indent: Option<String>,
     comma: String,
     colon: String,
@@ -187,9 +200,9 @@ struct Style {
     sorted: bool,
 }
 
-impl Style {
+impl Style<'_> {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
-        check_depth(depth)?;
+        pay_for_item(self.state, depth)?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -209,7 +222,9 @@ impl Style {
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.write_items("[", "]", items.len(), depth, out, |style, n, out| style.write(&items[n], depth + 1, out))?;
+                self.write_items("[", "]", items.len(), depth, out, |style, n, out| {
+                    style.write(&items[n], depth + 1, out)
+                })?;
             }
             other => {
                 return Err(Error::new(ErrorKind::InvalidOperation, format!("{other} is not JSON serializable")));
@@ -283,7 +298,9 @@ impl Style {
     }
 }
 
-fn check_depth(depth: usize) -> Result<(), Error> {
+/// Bounds the work and the depth of walking through a value.
+fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
+    state.consume_fuel(ITEM_FUEL)?;
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested more than {MAX_DEPTH} deep")));
     }
@@ -439,19 +456,28 @@ fn not_found(wanted: &Value) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the value"))
 }
 
-fn trim(value: &Value, chars: Option<String>) -> Result<String, Error> {
+fn trim(state: &State, value: &Value, chars: Option<String>) -> Result<String, Error> {
     let inside = |letter: char| chars.as_deref().map_or(is_space(letter), |chars| chars.contains(letter));
-    Ok(to_str(value)?.trim_matches(inside).to_owned())
+    Ok(to_str(state, value)?.trim_matches(inside).to_owned())
 }
 
 /// Joins items as Python would print them.
-fn join(values: &Value, separator: Option<&str>, attribute: Option<Value>, options: Kwargs) -> Result<String, Error> {
+fn join(
+    state: &State,
+    values: &Value,
+    separator: Option<&str>,
+    attribute: Option<Value>,
+    options: Kwargs,
+) -> Result<String, Error> {
     let attribute = attribute.or(options.get::<Option<Value>>("attribute")?);
     let separator = separator.map(str::to_owned).or(options.get::<Option<String>>("d")?).unwrap_or_default();
     options.assert_all_used()?;
-    let item = |value: Value| match &attribute {
-        Some(name) => to_str(&value.get_item(name)?),
-        None => to_str(&value),
+    let item = |value: Value| {
+        pay_for_item(state, 0)?;
+        match &attribute {
+            Some(name) => to_str(state, &value.get_item(name)?),
+            None => to_str(state, &value),
+        }
     };
     let items: Vec<String> = values.try_iter()?.map(item).collect::<Result<_, _>>()?;
     Ok(items.join(&separator))
@@ -470,13 +496,13 @@ fn padding(state: &State, text: &str, width: usize) -> Result<usize, Error> {
     Ok(missing)
 }
 
-fn truncate(text: &str, args: Rest<Value>, options: Kwargs) -> Result<String, Error> {
+fn truncate(state: &State, text: &str, args: Rest<Value>, options: Kwargs) -> Result<String, Error> {
     let option = |n: usize, name: &str| -> Result<Option<Value>, Error> {
         Ok(args.get(n).cloned().or(options.get::<Option<Value>>(name)?))
     };
     let length = option(0, "length")?.map_or(Ok(255), usize::try_from)?;
     let whole_words = !option(1, "killwords")?.is_some_and(|kill| kill.is_true());
-    let end = option(2, "end")?.map_or(Ok("...".to_owned()), |end| to_str(&end))?;
+    let end = option(2, "end")?.map_or(Ok("...".to_owned()), |end| to_str(state, &end))?;
     let leeway = option(3, "leeway")?.map_or(Ok(5), usize::try_from)?;
     options.assert_all_used()?;
     if text.chars().count() <= length.saturating_add(leeway) {
@@ -487,7 +513,7 @@ fn truncate(text: &str, args: Rest<Value>, options: Kwargs) -> Result<String, Er
     Ok(format!("{kept}{end}"))
 }
 
-fn urlencode(value: &Value) -> Result<String, Error> {
+fn urlencode(state: &State, value: &Value) -> Result<String, Error> {
     let quote = |text: &str| -> String {
         let byte = |byte: u8| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => (byte as char).to_string(),
@@ -496,8 +522,9 @@ fn urlencode(value: &Value) -> Result<String, Error> {
         text.bytes().map(byte).collect()
     };
     if value.kind() != ValueKind::Map {
-        return Ok(quote(&to_str(value)?));
+        return Ok(quote(&to_str(state, value)?));
     }
-    let pair = |key: Value| Ok(format!("{}={}", quote(&to_str(&key)?), quote(&to_str(&value.get_item(&key)?)?)));
+    let pair =
+        |key: Value| Ok(format!("{}={}", quote(&to_str(state, &key)?), quote(&to_str(state, &value.get_item(&key)?)?)));
     Ok(value.try_iter()?.map(pair).collect::<Result<Vec<_>, Error>>()?.join("&"))
 }

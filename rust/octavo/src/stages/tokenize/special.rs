@@ -223,8 +223,8 @@ mod tests {
     fn control_tokens_need_permission() {
         check("<s>\n\n", false, &[], &[(-1, "<s>"), (3, "\n\n")]);
         // A literal that touches the token makes it text, one beside it does not.
-        check("<s><s>", true, &[0..3], &[(-1, "<s>"), (1, "<s>")]);
-        check("<s><s>", true, &[2..3], &[(-1, "<s>"), (1, "<s>")]);
+        check("<s><s>", true, std::slice::from_ref(&(0..3)), &[(-1, "<s>"), (1, "<s>")]);
+        check("<s><s>", true, std::slice::from_ref(&(2..3)), &[(-1, "<s>"), (1, "<s>")]);
         check("a<s>b", true, &[0..1, 4..5], &[(-1, "a"), (1, "<s>"), (-1, "b")]);
     }
 

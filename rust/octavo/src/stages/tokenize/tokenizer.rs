@@ -18,6 +18,7 @@ pub struct Tokenizer {
     pub(super) decoding: Decoding,
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
+    pub(super) end_ids: Vec<u32>,
     /// What `add_special` puts before and after a text.
     pub(super) prefix: Vec<u32>,
     pub(super) suffix: Vec<u32>,
@@ -228,6 +229,12 @@ impl Tokenizer {
         self.eos
     }
 
+    /// The tokens after which there is nothing more to say: EOS, and in a GGUF file those that end a turn. (A Hugging Face
+    /// folder lists them in `generation_config.json` instead.)
+    pub fn end_ids(&self) -> &[u32] {
+        &self.end_ids
+    }
+
     /// Whether `add_special` puts [`Self::bos`] before a text.
     pub fn adds_bos(&self) -> bool {
         self.bos.is_some() && self.prefix.first().copied() == self.bos
@@ -245,4 +252,16 @@ impl Tokenizer {
 /// The text of a run of byte tokens, which is emptied.
 pub(crate) fn settle_byte_run(run: &mut Vec<u8>) -> String {
     String::from_utf8(std::mem::take(run)).unwrap_or_else(|broken| "\u{FFFD}".repeat(broken.as_bytes().len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Tokenizer>();
+        shared::<super::super::ChatTemplate>();
+    }
 }

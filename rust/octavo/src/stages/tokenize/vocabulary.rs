@@ -106,7 +106,7 @@ impl Vocabulary {
     }
 }
 
-/// FNV-1a, eight bytes at a time. The keys are fixed by the model file, so there is nobody to defend against.
+/// Rotate, mix, multiply, eight bytes at a time. The keys are fixed by the model file, so there is nobody to defend against.
 fn hash(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut state = bytes.len() as u64;
