@@ -159,8 +159,13 @@ class LLM:
                 self._progress,
             )
         ticket = self._submit(prompt, call)
-        ticket.wait()
-        return ticket.result()
+        try:
+            ticket.wait()
+            return ticket.result()
+        except BaseException:
+            # Ctrl-C, say. The exception keeps this frame, and with it the ticket: dropping it would come too late.
+            ticket.cancel()
+            raise
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> Stream:
         """Answer one prompt, piece by piece. Keywords as in :meth:`generate`.

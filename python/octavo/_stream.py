@@ -24,7 +24,12 @@ class Stream:
         return self
 
     def __next__(self) -> Chunk:
-        chunk = self._ticket.next()
+        try:
+            chunk = self._ticket.next()
+        except BaseException:
+            # Ctrl-C, say. The exception keeps this frame, and with it the stream: dropping it would come too late.
+            self._ticket.cancel()
+            raise
         if chunk is None:
             self._outcome.get()
             raise StopIteration

@@ -37,7 +37,7 @@ pub fn cpu_backends() -> Vec<CpuBackend> {
 }
 
 pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
-    CpuBackend::open(CpuConfig { threads: Some(threads), isa: Some(isa) }, LIMITS).unwrap()
+    CpuBackend::open(CpuConfig { threads: Some(threads), isa: Some(isa), ..Default::default() }, LIMITS).unwrap()
 }
 
 pub fn reference(activations: Activations) -> ReferenceBackend {

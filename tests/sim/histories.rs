@@ -88,13 +88,14 @@ fn play(seed: u64) -> Tally {
 fn any_config(coins: &mut Coins) -> SchedulerConfig {
     let max_num_seqs = coins.within(1, 8);
     let block_size = *coins.pick(&[1, 2, 4, 16]);
+    let pool = *coins.pick(&[80, 80, 80, 300]); // mostly so little that two or three requests fill it
     SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + coins.within(0, 24),
         max_queue: coins.within(1, 40),
-        max_model_len: coins.within(8, 120),
+        max_model_len: coins.within(8, 150),
         block_size,
-        blocks: coins.within(1, 4 + 160 / block_size),
+        blocks: coins.within(1, 4 + pool / block_size),
         enable_prefix_caching: !coins.one_in(4),
     }
 }
@@ -106,7 +107,8 @@ fn any_request(
     now: Time,
     outcomes: &BTreeMap<RequestId, Outcome>,
 ) -> Request {
-    let mut tokens = prompt(coins.within(0, 2) as u64, coins.within(0, 50));
+    let longest = *coins.pick(&[8, 50]);
+    let mut tokens = prompt(coins.within(0, 2) as u64, coins.within(0, longest));
     let fresh = coins.within(usize::from(tokens.is_empty()), 12);
     tokens.extend((0..fresh).map(|_| coins.next() as u32 % VOCAB));
     if let Some(answer) = outcomes.values().nth(coins.within(0, 30)).filter(|_| coins.one_in(3)) {
@@ -115,7 +117,7 @@ fn any_request(
     if !coins.one_in(30) {
         tokens.truncate(config.max_model_len.min(config.blocks * config.block_size).saturating_sub(1).max(1));
     }
-    let max_tokens = coins.within(1, 30);
+    let max_tokens = coins.within(1, 80 - longest);
     let params = SamplingParams {
         max_tokens,
         min_tokens: if coins.one_in(3) { coins.within(0, max_tokens) } else { 0 },
@@ -159,7 +161,7 @@ fn compare(config: &SchedulerConfig, request: &Request, got: &Outcome, tally: &m
     let (finish, record) = (got.finish(), got.record());
     count(finish.name(), true);
     count("preempted", record.preemptions > 0);
-    count("preempted in prefill", record.preemptions > 0 && record.recomputed_tokens < record.prompt_tokens);
+    count("preempted in prefill", record.preemptions > 0 && record.stages.decode.preempted == 0);
     count("cached", record.cached_tokens > 0);
     count("deadline in queue", *finish == Finish::Deadline && record.steps == 0);
     count("prompt logprobs after preemption", record.preemptions > 0 && !got.prompt_logprobs.is_empty());
@@ -195,5 +197,4 @@ fn check_work(request: &Request, got: &Outcome) {
         assert_eq!(record.cached_tokens + record.computed_tokens, run, "{}", request.id);
     }
     assert!(record.steps >= 1 && record.steps <= record.computed_tokens);
-    assert!(got.tokens.len() + record.cached_tokens > 0 || request.wanted != Wanted::Tokens);
 }

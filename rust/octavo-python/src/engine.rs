@@ -110,11 +110,8 @@ impl Engine {
     fn render(&self, py: Python<'_>, chat: &Bound<'_, Chat>) -> PyResult<(String, Vec<u32>)> {
         let engine = self.0.get()?;
         let input = &chat.get().0;
-        let rendered = py.detach(|| {
-            let text = engine.render(input)?;
-            Ok((text, engine.token_ids(&engine::Prompt::Chat(Box::new(input.clone())))?))
-        });
-        rendered.map_err(refused)
+        let rendered = py.detach(|| engine.render(input)).map_err(refused)?;
+        Ok((rendered.text, rendered.encoding.ids))
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {

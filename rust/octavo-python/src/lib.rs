@@ -38,7 +38,8 @@ mod _octavo {
     #[pymodule_export]
     use crate::waker::Waker;
 
+    /// The version of the package.
     #[pymodule_export]
-    #[pyo3(name = "__version__")]
-    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

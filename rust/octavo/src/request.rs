@@ -274,10 +274,12 @@ pub enum StopReason {
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// The queue holds as many as it may.
+    /// As many run and wait as may.
     QueueFull {
-        /// Requests waiting.
-        waiting: usize,
+        /// Requests that run or wait.
+        living: usize,
+        /// As many as may: `max_num_seqs + max_queue`.
+        most: usize,
     },
     /// It can never run here; the text says the numbers and the setting that would fit it.
     Impossible(String),

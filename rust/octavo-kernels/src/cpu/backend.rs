@@ -22,6 +22,8 @@ use crate::{
 pub struct CpuConfig {
     /// Threads that compute, the caller's among them. `None`: as many as this process may use.
     pub threads: Option<usize>,
+    /// Pin the calling thread to a core of its own, as the workers are: for a thread that does nothing but run steps.
+    pub pin_caller: bool,
     /// The instruction set. `None`: what `OCTAVO_CPU_ISA` says, or the best that this CPU has.
     pub isa: Option<Isa>,
 }
@@ -65,6 +67,9 @@ impl CpuBackend {
         let isa = config.isa.map_or_else(Isa::from_environment, Ok)?;
         let pool = Pool::new(config.threads)
             .map_err(|error| BackendError::Unsupported(format!("worker threads cannot be started: {error}")))?;
+        if config.pin_caller {
+            pool.pin_caller();
+        }
         let (activations, step) = (Activations::default(), Step::new(limits));
         Ok(Self { isa, pool, limits, step, activations, attention: None, ropes: Vec::new() })
     }

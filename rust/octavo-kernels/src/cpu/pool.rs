@@ -58,7 +58,8 @@ unsafe impl Send for Shared {}
 impl Pool {
     /// A pool of `threads`, or of as many as this process may use at once (its affinity mask and its cgroup's quota).
     ///
-    /// Each worker is pinned to a core of its own if there are enough. The calling thread stays as it is; see
+    /// Each worker is pinned to a core of its own if the threads are as many as the cores: with fewer, two pools (or two
+    /// programs) would be pinned to the same ones while others idle. The calling thread stays as it is; see
     /// [`Pool::pin_caller`].
     pub fn new(threads: Option<usize>) -> std::io::Result<Self> {
         let threads = match threads {
@@ -66,8 +67,8 @@ impl Pool {
             None => thread::available_parallelism().map_or(1, usize::from),
         };
         let mut cores = affinity::cores();
-        if cores.len() < threads {
-            cores.clear(); // pinning would put two of ours on one core while the system could move them
+        if cores.len() != threads {
+            cores.clear();
         }
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),

@@ -127,6 +127,9 @@ pub trait Vector: Copy + Send + Sync + 'static {
     /// Loads up to 16 values; the other lanes are `fill`.
     #[inline(always)]
     fn load_partial(self, from: &[f32], fill: f32) -> Self::F32 {
+        if let Ok(all) = from.try_into() {
+            return self.load(all);
+        }
         let mut lanes = [fill; 16];
         lanes[..from.len()].copy_from_slice(from);
         self.load(&lanes)
@@ -135,6 +138,9 @@ pub trait Vector: Copy + Send + Sync + 'static {
     /// Stores the first `to.len()` lanes.
     #[inline(always)]
     fn store_partial(self, x: Self::F32, to: &mut [f32]) {
+        if let Ok(all) = to.try_into() {
+            return self.store(x, all);
+        }
         let mut lanes = [0.0; 16];
         self.store(x, &mut lanes);
         to.copy_from_slice(&lanes[..to.len()]);

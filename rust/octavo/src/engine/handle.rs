@@ -7,14 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::config::EngineConfig;
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::SchedulerStats;
-use crate::stages::queue::limits::Limits;
-use crate::stages::stream::TextStream;
-use crate::stages::tokenize::{ChatTemplate, RenderInput, Special, Tokenizer};
+use crate::schedule::{SchedulerConfig, SchedulerStats};
+use crate::stages::queue::limits;
+use crate::stages::stream::{StreamParams, TextStream};
+use crate::stages::tokenize::{ChatTemplate, RenderInput, Rendered, Special, Tokenizer};
 
 /// What a caller may send.
 #[derive(Clone, Debug)]
@@ -145,8 +144,8 @@ pub struct Engine {
     pub(super) inbox: Sender<Message>,
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
     pub(super) next_id: AtomicU64,
-    pub(super) config: EngineConfig,
-    pub(super) limits: Limits,
+    pub(super) seed: u64,
+    pub(super) limits: SchedulerConfig,
     pub(super) facts: Facts,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
@@ -169,15 +168,14 @@ impl Engine {
         &self.facts
     }
 
-    /// The chat template's text for these messages.
-    pub fn render(&self, input: &RenderInput) -> Result<String, SubmitError> {
+    /// The chat template's prompt for these messages, as text and token ids.
+    pub fn render(&self, input: &RenderInput) -> Result<Rendered, SubmitError> {
         let template = self.template.as_ref().ok_or_else(|| SubmitError::Invalid(NO_TEMPLATE.into()))?;
-        template.render(input).map_err(|error| SubmitError::Invalid(error.to_string()))
+        template.render_ids(&self.tokenizer, input).map_err(|error| SubmitError::Invalid(error.to_string()))
     }
 
     /// The token ids of a prompt, as the engine will run them.
     pub fn token_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, SubmitError> {
-        let invalid = |error: &dyn std::fmt::Display| SubmitError::Invalid(error.to_string());
         match prompt {
             Prompt::Tokens(ids) => match ids.iter().position(|&id| id as usize >= self.facts.vocab) {
                 None => Ok(ids.clone()),
@@ -186,14 +184,11 @@ impl Engine {
                     ids[at], self.facts.vocab
                 ))),
             },
-            Prompt::Text(text) => {
-                let encoding = self.tokenizer.encode(text, Special::Parse, true).map_err(|error| invalid(&error))?;
-                Ok(encoding.ids)
-            }
-            Prompt::Chat(input) => {
-                let template = self.template.as_ref().ok_or_else(|| SubmitError::Invalid(NO_TEMPLATE.into()))?;
-                template.render_ids(&self.tokenizer, input).map_err(|error| invalid(&error))
-            }
+            Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
+                Ok(encoding) => Ok(encoding.ids),
+                Err(error) => Err(SubmitError::Invalid(error.to_string())),
+            },
+            Prompt::Chat(input) => Ok(self.render(input)?.encoding.ids),
         }
     }
 
@@ -209,14 +204,15 @@ impl Engine {
             )));
         }
         let ids: Arc<[u32]> = self.token_ids(prompt)?.into();
-        self.limits.check_prompt(ids.len()).map_err(SubmitError::Invalid)?;
+        let wanted = options.wanted.unwrap_or(Wanted::Tokens);
+        limits::fits(&self.limits, ids.len(), wanted).map_err(SubmitError::Invalid)?;
         self.enter(options.choices)?;
         Ok(self.send(ids, params, options, begun))
     }
 
     /// Takes `count` places, or none.
     fn enter(&self, count: usize) -> Result<(), SubmitError> {
-        let most = self.config.max_num_seqs + self.config.max_queue;
+        let most = limits::most_living(&self.limits);
         let entered = self.shared.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, |live| {
             Some(live + count).filter(|&after| after <= most)
         });
@@ -245,7 +241,7 @@ impl Engine {
                 user: user.clone(),
                 arrived,
             };
-            let text = TextStream::new(self.tokenizer.clone(), &params);
+            let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
             // A closed inbox drops the message, and with it the only other owner of the mailbox: see `Ticket::orphaned`.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(text), mailbox.clone(), index));
         }
@@ -262,7 +258,7 @@ impl Engine {
 
     /// A request's own seed; the first choice of a seeded call keeps the call's, so that `n` does not change it.
     fn seed(&self, params: &SamplingParams, first: u64, index: usize) -> u64 {
-        let call = params.seed.unwrap_or_else(|| random::mix(self.config.seed, first));
+        let call = params.seed.unwrap_or_else(|| random::mix(self.seed, first));
         if index == 0 { call } else { random::mix(call, index as u64) }
     }
 
@@ -300,6 +296,16 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+fn stream_params(params: &SamplingParams) -> StreamParams {
+    StreamParams {
+        stop: params.stop.clone(),
+        include_stop: params.include_stop_str_in_output,
+        skip_special: params.skip_special_tokens,
+        // The streamed text is what decoding the new ids alone gives.
+        continues_text: false,
     }
 }
 

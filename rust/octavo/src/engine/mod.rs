@@ -11,5 +11,6 @@ mod outlet; // tokens → text → mailbox, on the engine thread
 mod run; // the loop
 
 pub use config::EngineConfig;
-pub use handle::{Chat, Engine, Options, Prompt, SubmitError, Ticket};
+pub use handle::{Engine, Facts, Options, Prompt, SubmitError, Ticket};
+pub use open::open;
 pub use mailbox::{ChoiceResult, Next, Update, Wake};

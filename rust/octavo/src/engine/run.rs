@@ -81,11 +81,13 @@ impl Runner {
     /// Applies every command that has arrived.
     fn drain(&mut self) -> Flow {
         loop {
-            match self.inbox.try_recv() {
-                Ok(message) if self.apply(message) == Flow::Closed => return Flow::Closed,
-                Ok(_) => {}
+            let flow = match self.inbox.try_recv() {
+                Ok(message) => self.apply(message),
                 Err(TryRecvError::Empty) => return Flow::On,
-                Err(TryRecvError::Disconnected) => return Flow::Closed,
+                Err(TryRecvError::Disconnected) => Flow::Closed,
+            };
+            if flow == Flow::Closed {
+                return flow;
             }
         }
     }

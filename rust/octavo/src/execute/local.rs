@@ -1,1 +1,116 @@
-//! (being written)
+//! A model over a backend, in this process.
+
+use std::collections::VecDeque;
+
+use octavo_kernels::Backend;
+
+use super::{Batch, Entry, EntryOutput, Executor, LogitRows, StepOutput};
+use crate::model::Decoder;
+use crate::model::decoder::LOGIT_ROWS;
+use crate::sample::{Sampler, logprobs};
+
+/// Runs batches through a decoder, and draws.
+pub struct LocalExecutor<B: Backend> {
+    decoder: Decoder<B>,
+    sampler: Sampler,
+    /// Rows of the batch at hand that need logits.
+    head_rows: Vec<HeadRow>,
+    /// Results of launched batches, oldest first.
+    done: VecDeque<StepOutput>,
+}
+
+/// A row of a batch that needs logits.
+#[derive(Clone, Copy, Debug)]
+struct HeadRow {
+    /// Whose: index into the batch's entries.
+    entry: usize,
+    /// Which of the entry's rows.
+    index: usize,
+    /// Which row of the batch.
+    row: u32,
+}
+
+impl<B: Backend> LocalExecutor<B> {
+    /// Over `decoder`.
+    pub fn new(decoder: Decoder<B>) -> Self {
+        let sampler = Sampler::new(decoder.spec().vocab_size);
+        Self { decoder, sampler, head_rows: Vec::new(), done: VecDeque::new() }
+    }
+
+    /// What it runs.
+    pub fn decoder(&self) -> &Decoder<B> {
+        &self.decoder
+    }
+
+    fn run(&mut self, batch: &Batch) -> StepOutput {
+        self.decoder.forward(&batch.input());
+        find_head_rows(batch, &mut self.head_rows);
+        let mut output = StepOutput { entries: vec![EntryOutput::default(); batch.entries.len()] };
+        let vocab = self.decoder.spec().vocab_size;
+        for slice in self.head_rows.chunks(LOGIT_ROWS) {
+            let mut rows = [0; LOGIT_ROWS];
+            for (row, head_row) in rows.iter_mut().zip(slice) {
+                *row = head_row.row;
+            }
+            let logits = self.decoder.logits(&rows[..slice.len()]);
+            // Serial: a draw costs tens of microseconds, so with many sequences this is the place for threads. Rows are
+            // independent, so the order in which they are drawn changes nothing.
+            for (head_row, logits) in slice.iter().zip(logits.chunks_exact(vocab)) {
+                let entry = &batch.entries[head_row.entry];
+                let last = head_row.index + 1 == batch.segments[head_row.entry].rows;
+                finish_row(&mut self.sampler, entry, head_row.index, last, logits, &mut output.entries[head_row.entry]);
+            }
+        }
+        output
+    }
+}
+
+/// Rows that need logits, in the batch's order.
+fn find_head_rows(batch: &Batch, head_rows: &mut Vec<HeadRow>) {
+    head_rows.clear();
+    for (number, (entry, segment)) in batch.entries.iter().zip(&batch.segments).enumerate() {
+        let wanted = (0..segment.rows).filter(|&index| needs_logits(entry, index, index + 1 == segment.rows));
+        let row = |index| (segment.first_row + index) as u32;
+        head_rows.extend(wanted.map(|index| HeadRow { entry: number, index, row: row(index) }));
+    }
+}
+
+fn needs_logits(entry: &Entry, index: usize, last: bool) -> bool {
+    let wanted = match entry.logits {
+        LogitRows::All => true,
+        LogitRows::Last => last,
+        LogitRows::None => false,
+    };
+    wanted || (last && entry.draw.is_some()) || (entry.prompt_logprobs.is_some() && index < entry.prompt_next.len())
+}
+
+/// Takes from the logits of an entry's row what the entry wants of it.
+fn finish_row(sampler: &mut Sampler, entry: &Entry, index: usize, last: bool, logits: &[f32], output: &mut EntryOutput) {
+    // −∞ is a token that the model rules out; NaN and +∞ are a failure, of this entry alone.
+    if let Some(bad) = logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY) {
+        output.drawn = Some(Err(format!("the model's logit of token {bad} is {}", logits[bad])));
+        return;
+    }
+    if entry.logits == LogitRows::All || (entry.logits == LogitRows::Last && last) {
+        output.logits.extend_from_slice(logits);
+    }
+    if let (Some(alternatives), Some(&next)) = (entry.prompt_logprobs, entry.prompt_next.get(index)) {
+        output.prompt_logprobs.push(logprobs::of(logits, next, alternatives));
+    }
+    if let Some(draw) = entry.draw.as_ref().filter(|_| last && output.drawn.is_none()) {
+        output.drawn = Some(sampler.draw(logits, draw));
+    }
+}
+
+impl<B: Backend> Executor for LocalExecutor<B> {
+    fn launch(&mut self, batch: &Batch) -> Result<(), String> {
+        assert_eq!(batch.entries.len(), batch.segments.len(), "an entry per segment");
+        let output = self.run(batch);
+        self.done.push_back(output);
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<StepOutput, String> {
+        self.done.pop_front().ok_or_else(|| "no batch was launched".into())
+    }
+}

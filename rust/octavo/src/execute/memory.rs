@@ -1,1 +1,326 @@
-//! (being written)
+//! How memory is divided when a model is loaded: weights, working buffers, and what is left for the KV cache. Arithmetic
+//! only; the result can be printed.
+
+use std::fmt;
+
+use octavo_kernels::{CacheDtype, CacheShape};
+
+use crate::error::LoadError;
+use crate::model::DecoderSpec;
+use crate::model::decoder::workspace_bytes;
+
+/// Unless told otherwise, the KV cache takes at most this share of what weights and buffers leave …
+const DEFAULT_SHARE: u64 = 4;
+/// … and no more than this: a laptop's owner did not give the whole machine away.
+const DEFAULT_MOST: u64 = 2 << 30;
+
+/// What the division depends on, besides the model.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRequest {
+    /// Bytes that may be taken, before the weights are packed; `None`: unknown, nothing is refused.
+    pub free_bytes: Option<u64>,
+    /// Bytes of the packed weights.
+    pub weights_bytes: u64,
+    /// Most token rows in one step.
+    pub max_num_batched_tokens: usize,
+    /// Most sequences in one step.
+    pub max_num_seqs: usize,
+    /// Longest prompt and answer together; `None`: what the model was made for, or less if that does not fit.
+    pub max_model_len: Option<usize>,
+    /// Positions in a block.
+    pub block_size: usize,
+    /// How keys and values are stored.
+    pub kv_cache_dtype: CacheDtype,
+    /// Bytes for the KV cache; `None`: sized here.
+    pub kv_cache_bytes: Option<u64>,
+}
+
+/// How memory is divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Bytes that were free before.
+    pub free_bytes: Option<u64>,
+    /// Packed weights.
+    pub weights_bytes: u64,
+    /// Buffers of a step.
+    pub workspace_bytes: u64,
+    /// The KV cache.
+    pub cache: CacheShape,
+    /// Longest prompt and answer together.
+    pub max_model_len: usize,
+    /// Whether `max_model_len` is below what the model was made for, because the cache holds no more.
+    pub shortened: bool,
+    /// Whether the cache was sized here rather than by `kv_cache_bytes`.
+    pub sized_here: bool,
+}
+
+impl MemoryPlan {
+    /// Divides memory, or says what does not fit and which setting would.
+    pub fn new(spec: &DecoderSpec, request: &MemoryRequest) -> Result<Self, LoadError> {
+        let workspace_bytes = workspace_bytes(spec, request.max_num_batched_tokens);
+        let left = left_for_cache(request, workspace_bytes)?;
+        let block_bytes = spec.cache_shape(1, request.block_size, request.kv_cache_dtype).block_bytes() as u64;
+        let wanted_len = wanted_len(spec, request)?;
+        let wanted_blocks = wanted_len.div_ceil(request.block_size) as u64;
+
+        let budget = match request.kv_cache_bytes {
+            Some(bytes) if left.is_some_and(|left| bytes > left) => {
+                let left = left.unwrap_or_default();
+                return Err(LoadError::OutOfMemory(format!(
+                    "kv_cache_bytes is {bytes} ({}), but weights and buffers leave {}; kv_cache_bytes={left} would fit",
+                    Bytes(bytes),
+                    Bytes(left)
+                )));
+            }
+            Some(bytes) => bytes,
+            None => default_budget(left, wanted_blocks * block_bytes),
+        };
+        let most = wanted_blocks.saturating_mul(request.max_num_seqs as u64);
+        // More blocks than every sequence at its longest can fill would only be useful as a memory of prefixes, so a
+        // stated budget is used whole and a default one is not.
+        let blocks = if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
+        // Slots are counted in u32.
+        let blocks = blocks.min(u64::from(u32::MAX) / request.block_size as u64);
+        let max_model_len = fit_len(request, wanted_len, blocks, block_bytes, left)?;
+        Ok(Self {
+            free_bytes: request.free_bytes,
+            weights_bytes: request.weights_bytes,
+            workspace_bytes,
+            cache: spec.cache_shape(blocks as usize, request.block_size, request.kv_cache_dtype),
+            max_model_len,
+            shortened: max_model_len < wanted_len,
+            sized_here: request.kv_cache_bytes.is_none(),
+        })
+    }
+
+    /// Weights, buffers and cache together.
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_bytes + self.workspace_bytes + self.cache.bytes() as u64
+    }
+}
+
+/// Bytes that weights and buffers leave.
+fn left_for_cache(request: &MemoryRequest, workspace_bytes: u64) -> Result<Option<u64>, LoadError> {
+    let Some(free) = request.free_bytes else { return Ok(None) };
+    let needed = request.weights_bytes.saturating_add(workspace_bytes);
+    match free.checked_sub(needed) {
+        Some(left) if left > 0 => Ok(Some(left)),
+        _ => {
+            let advice = if request.weights_bytes < free {
+                "a smaller max_num_batched_tokens would fit"
+            } else {
+                "a smaller or more strongly quantised model would fit"
+            };
+            Err(LoadError::OutOfMemory(format!(
+                "the weights need {} and the buffers for max_num_batched_tokens={} need {}, but {} is free; {advice}",
+                Bytes(request.weights_bytes),
+                request.max_num_batched_tokens,
+                Bytes(workspace_bytes),
+                Bytes(free)
+            )))
+        }
+    }
+}
+
+fn wanted_len(spec: &DecoderSpec, request: &MemoryRequest) -> Result<usize, LoadError> {
+    match request.max_model_len {
+        Some(len) if len > spec.max_positions => Err(LoadError::Setting(format!(
+            "max_model_len is {len}, but the model was made for {} positions",
+            spec.max_positions
+        ))),
+        Some(len) => Ok(len),
+        None => Ok(spec.max_positions),
+    }
+}
+
+/// A share of what is left, and no more than [`DEFAULT_MOST`], unless a single sequence at its longest needs more.
+fn default_budget(left: Option<u64>, one_sequence: u64) -> u64 {
+    let Some(left) = left else { return DEFAULT_MOST.max(one_sequence) };
+    let share = left / DEFAULT_SHARE;
+    share.min(DEFAULT_MOST.max(one_sequence))
+}
+
+/// The longest sequence that the cache holds; an error if that is less than what was asked for, or nothing at all.
+fn fit_len(
+    request: &MemoryRequest,
+    wanted_len: usize,
+    blocks: u64,
+    block_bytes: u64,
+    left: Option<u64>,
+) -> Result<usize, LoadError> {
+    let holds = usize::try_from(blocks.saturating_mul(request.block_size as u64)).unwrap_or(usize::MAX);
+    if holds >= wanted_len || (request.max_model_len.is_none() && holds > 0) {
+        return Ok(wanted_len.min(holds));
+    }
+    let needed = wanted_len.div_ceil(request.block_size) as u64 * block_bytes;
+    let what = match request.kv_cache_bytes {
+        Some(bytes) => format!("kv_cache_bytes={bytes} ({})", Bytes(bytes)),
+        None => format!("the KV cache's default share of {}", Bytes(left.unwrap_or_default())),
+    };
+    let advice = match left {
+        Some(left) if needed > left && holds == 0 => "; the machine has not that much left".to_owned(),
+        Some(left) if needed > left => format!("; max_model_len={holds} would fit"),
+        _ => format!("; kv_cache_bytes={needed} would fit"),
+    };
+    Err(LoadError::OutOfMemory(format!(
+        "one sequence of {wanted_len} tokens needs {} of KV cache ({} per block of {}), but {what} holds {holds} tokens{advice}",
+        Bytes(needed),
+        Bytes(block_bytes),
+        request.block_size
+    )))
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CacheShape { blocks, block_size, .. } = self.cache;
+        if let Some(free) = self.free_bytes {
+            writeln!(f, "free      {:>10}", Bytes(free))?;
+        }
+        writeln!(f, "weights   {:>10}", Bytes(self.weights_bytes))?;
+        writeln!(f, "buffers   {:>10}", Bytes(self.workspace_bytes))?;
+        write!(f, "KV cache  {:>10}", Bytes(self.cache.bytes() as u64))?;
+        write!(f, "  {blocks} blocks of {block_size} tokens, {} each", Bytes(self.cache.block_bytes() as u64))?;
+        writeln!(f, ", {}", if self.sized_here { "sized by default" } else { "as set by kv_cache_bytes" })?;
+        write!(f, "longest sequence  {} tokens", self.max_model_len)?;
+        if self.shortened {
+            write!(f, ", less than the model was made for: kv_cache_bytes holds no more")?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes for people.
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+        let mut value = self.0 as f64;
+        let mut unit = "bytes";
+        for larger in UNITS {
+            // Where rounding would print 1024.0 of a unit, the next one is meant.
+            if value < 1023.95 {
+                break;
+            }
+            (value, unit) = (value / 1024.0, larger);
+        }
+        // Padding applies to the whole.
+        f.pad(&if unit == "bytes" { format!("{} {unit}", self.0) } else { format!("{value:.1} {unit}") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_kernels::{Activation, Heads, RopeSpec, RopeStyle};
+
+    use super::*;
+    use crate::model::spec::{Biases, LayerSpec};
+
+    /// A block of 16 is 64 KiB, the buffers of 512 rows are a few MiB.
+    fn spec() -> DecoderSpec {
+        DecoderSpec {
+            vocab_size: 1000,
+            hidden_size: 128,
+            intermediate_size: 256,
+            heads: Heads { query: 4, kv: 2, head_dim: 32 },
+            layers: vec![LayerSpec { window: None, rope: 0 }; 8],
+            ropes: vec![RopeSpec { style: RopeStyle::Halves, inv_freq: vec![1.0; 16], scale: 1.0 }],
+            max_positions: 4096,
+            norm_eps: 1e-6,
+            norm_weight_offset: 0.0,
+            pre_norms: true,
+            post_norms: false,
+            qk_norm: false,
+            biases: Biases::default(),
+            tied_embeddings: true,
+            activation: Activation::Silu,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            attention_scale: 1.0,
+            attention_soft_cap: None,
+            logits_scale: 1.0,
+            logits_soft_cap: None,
+        }
+    }
+
+    const BLOCK: u64 = 64 << 10;
+
+    fn request(free_bytes: Option<u64>) -> MemoryRequest {
+        MemoryRequest {
+            free_bytes,
+            weights_bytes: 100 << 20,
+            max_num_batched_tokens: 512,
+            max_num_seqs: 4,
+            max_model_len: None,
+            block_size: 16,
+            kv_cache_dtype: CacheDtype::F32,
+            kv_cache_bytes: None,
+        }
+    }
+
+    fn error(request: &MemoryRequest) -> String {
+        MemoryPlan::new(&spec(), request).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn by_default_no_more_than_every_sequence_can_fill() {
+        let plan = MemoryPlan::new(&spec(), &request(Some(64 << 30))).unwrap();
+        assert_eq!(plan.cache.block_bytes() as u64, BLOCK);
+        assert_eq!((plan.cache.blocks, plan.max_model_len, plan.shortened), (4 * 256, 4096, false));
+        let many = MemoryRequest { max_num_seqs: 10_000, ..request(Some(64 << 30)) };
+        assert_eq!(MemoryPlan::new(&spec(), &many).unwrap().cache.bytes() as u64, DEFAULT_MOST);
+        let unknown = MemoryRequest { free_bytes: None, ..many };
+        assert_eq!(MemoryPlan::new(&spec(), &unknown).unwrap().cache.bytes() as u64, DEFAULT_MOST);
+    }
+
+    #[test]
+    fn by_default_no_more_than_a_share_and_the_longest_sequence_follows() {
+        let plan = MemoryPlan::new(&spec(), &request(Some(120 << 20))).unwrap();
+        let left = (20 << 20) - plan.workspace_bytes;
+        assert_eq!(plan.cache.blocks as u64, left / 4 / BLOCK);
+        assert_eq!(plan.max_model_len, 16 * plan.cache.blocks);
+        assert!(plan.shortened && plan.to_string().contains("less than the model was made for"), "{plan}");
+        assert!(plan.total_bytes() <= 120 << 20);
+    }
+
+    #[test]
+    fn a_stated_budget_is_used_whole_or_refused() {
+        for blocks in [1, 255, 256, 5000] {
+            let stated = MemoryRequest { kv_cache_bytes: Some(blocks * BLOCK + BLOCK / 2), ..request(Some(1 << 30)) };
+            let plan = MemoryPlan::new(&spec(), &stated).unwrap();
+            assert_eq!((plan.cache.blocks as u64, plan.max_model_len as u64), (blocks, (16 * blocks).min(4096)));
+        }
+        let stated = MemoryRequest { kv_cache_bytes: Some(BLOCK - 1), ..request(Some(1 << 30)) };
+        assert!(error(&stated).contains("holds 0 tokens; kv_cache_bytes=16777216 would fit"), "{}", error(&stated));
+        let stated = MemoryRequest { kv_cache_bytes: Some(2 << 30), ..request(Some(1 << 30)) };
+        let message = error(&stated);
+        let fits = message.split("kv_cache_bytes=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+        let stated = MemoryRequest { kv_cache_bytes: Some(fits.parse().unwrap()), ..stated };
+        assert!(MemoryPlan::new(&spec(), &stated).unwrap().total_bytes() <= 1 << 30, "{message}");
+    }
+
+    #[test]
+    fn a_stated_length_is_kept_or_refused() {
+        let asked = MemoryRequest { max_model_len: Some(100), ..request(Some(1 << 30)) };
+        let plan = MemoryPlan::new(&spec(), &asked).unwrap();
+        assert_eq!((plan.max_model_len, plan.cache.blocks), (100, 4 * 7));
+        assert!(error(&MemoryRequest { max_model_len: Some(4097), ..asked }).contains("4096 positions"));
+        let tight = MemoryRequest { max_model_len: Some(4096), ..request(Some(120 << 20)) };
+        let message = error(&tight);
+        assert!(message.contains("one sequence of 4096 tokens needs 16.0 MiB"), "{message}");
+        assert!(message.contains("would fit"), "{message}");
+    }
+
+    #[test]
+    fn what_leaves_nothing_names_its_cause() {
+        assert!(error(&request(Some(50 << 20))).contains("a smaller or more strongly quantised model"));
+        assert!(error(&request(Some(101 << 20))).contains("a smaller max_num_batched_tokens"));
+    }
+
+    #[test]
+    fn bytes_read_well() {
+        let shown = [0, 1023, 1024, (1 << 20) - 1, 1 << 20, 3 << 29].map(|bytes| Bytes(bytes).to_string());
+        assert_eq!(shown, ["0 bytes", "1023 bytes", "1.0 KiB", "1.0 MiB", "1.0 MiB", "1.5 GiB"]);
+        assert_eq!(format!("{:>8}|", Bytes(2048)), " 2.0 KiB|");
+    }
+}

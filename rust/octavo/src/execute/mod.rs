@@ -12,6 +12,7 @@ use crate::sample::TokenHistory;
 
 pub mod local; // a model over a backend
 pub mod memory; // how bytes are divided at load
+pub mod machine; // how many there are
 pub mod simulated; // time without work, for tests, benches and planning
 
 /// One step's work, as flat arrays that a backend can take as they are. Row `i` is one token to run.

@@ -11,7 +11,7 @@ pub struct SchedulerConfig {
     pub max_num_seqs: usize,
     /// Most token rows in one step; at least `max_num_seqs`.
     pub max_num_batched_tokens: usize,
-    /// Most requests that wait.
+    /// Most requests that live beyond the `max_num_seqs` that may run.
     pub max_queue: usize,
     /// Most tokens of prompt and answer together.
     pub max_model_len: usize,
@@ -28,7 +28,6 @@ impl SchedulerConfig {
     pub fn validate(&self) -> Result<(), String> {
         for (name, value) in [
             ("max_num_seqs", self.max_num_seqs),
-            ("max_queue", self.max_queue),
             ("max_model_len", self.max_model_len),
             ("block_size", self.block_size),
             ("the number of KV cache blocks", self.blocks),

@@ -205,7 +205,7 @@ impl Scheduler {
         let refused = if self.closed {
             Some(Finish::Error(CLOSED.into()))
         } else {
-            limits::refusal(&self.config, &request, self.queue.len()).map(Finish::Rejected)
+            limits::refusal(&self.config, &request, self.orders.len()).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
         let sequence = Sequence::new(request, order, most_new_tokens, now, &self.queue.clock);

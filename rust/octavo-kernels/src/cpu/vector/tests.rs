@@ -37,6 +37,7 @@ impl Kernel for Everything<'_> {
             v.load_f16(&halves),
             v.load_bf16(&brains),
             v.load_partial(&self.a[..5], 7.0),
+            v.load_partial(self.a, 7.0),
             v.to_f32(rounded),
             v.power_of_two(rounded),
             v.to_f32(v.shl_i32(rounded, 5)),
@@ -56,9 +57,10 @@ impl Kernel for Everything<'_> {
         for x in floats {
             let mut lanes = [0.0; 16];
             v.store(x, &mut lanes);
-            let mut part = [0.0; 3];
+            let (mut part, mut all) = ([0.0; 3], [0.0; 16]);
             v.store_partial(x, &mut part);
-            bits.extend(lanes.iter().chain(&part).map(|x| x.to_bits()));
+            v.store_partial(x, &mut all);
+            bits.extend(lanes.iter().chain(&part).chain(&all).map(|x| x.to_bits()));
         }
         let mut bytes = [0; 16];
         v.store_i8(rounded, &mut bytes);

@@ -1,4 +1,7 @@
 //! From the queue into the step: what is remembered of the prompt is shared, room for the rest is made sure of.
+//!
+//! Blocks are taken as they are written, but nobody is admitted into blocks that a half-read prompt will need: each is
+//! promised enough to be read to its end. So two half-read prompts can never hold what the other one needs.
 
 use crate::observe::meter::QueueReason;
 use crate::schedule::Step;
@@ -43,10 +46,11 @@ pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
     }
 }
 
-/// Lets a short prompt pass a head that is too long for this step.
+/// Lets a short prompt pass a head that is too long for this step, if the head cannot begin yet because another long one
+/// is being read.
 fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Option<usize> {
-    let overtaken = step.queue.head()?.overtaken;
-    if overtaken >= MOST_OVERTAKEN {
+    let goes_on = |sequence: &Sequence| sequence.phase() == Phase::Prefill && sequence.planned < sequence.unread();
+    if step.queue.head()?.overtaken >= MOST_OVERTAKEN || !step.running.iter().any(goes_on) {
         return None;
     }
     let is_short = |next: &&Sequence| next.order.priority == head.priority && next.known() <= step.rows_left;
@@ -77,6 +81,7 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     let index = step.running.partition_point(|running| running.order < order);
     step.running.insert(index, sequence);
     read(step, index, step.rows_left);
+    assert!(step.running[index].planned > 0, "whoever is admitted begins at once");
     Ok(room - step.running[index].table.len())
 }
 

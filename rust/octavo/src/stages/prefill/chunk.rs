@@ -2,7 +2,6 @@
 
 use crate::schedule::Step;
 use crate::sequence::{Phase, Sequence};
-use crate::stages::decode::preempt;
 
 fn half_read(sequence: &Sequence) -> bool {
     sequence.phase() == Phase::Prefill
@@ -27,26 +26,15 @@ pub fn read_on(step: &mut Step<'_>) {
     }
 }
 
-/// Plans up to `most` more rows of a half-read prompt, as far as there are blocks. If there are none at all, half-read
-/// prompts later in order give theirs; decoding sequences need not, they will end.
+/// Plans up to `most` more rows of a half-read prompt, as far as there are blocks. It may find none when decoding
+/// sequences have grown into what was promised to it. Then it waits: they end, or they preempt it. Without them the
+/// promises hold (see [`super::admit`]), so prompts never wait for each other.
 pub fn read(step: &mut Step<'_>, index: usize, most: usize) {
-    loop {
-        let sequence = &step.running[index];
-        let end = sequence.computed + sequence.planned;
-        let wanted = (sequence.readable() - sequence.planned).min(most).min(step.rows_left);
-        let rows = wanted.min(step.kv.room(&sequence.table) - end);
-        if rows > 0 {
-            assert!(step.plan(index, rows), "the room was measured");
-        }
-        if rows > 0 || wanted == 0 || sequence_is_in_step(step, index) {
-            return;
-        }
-        let later = &step.running[index + 1..];
-        let Some(victim) = later.iter().rposition(|later| half_read(later) && later.planned == 0) else { return };
-        preempt(step, index + 1 + victim);
+    let sequence = &step.running[index];
+    let end = sequence.computed + sequence.planned;
+    let wanted = (sequence.readable() - sequence.planned).min(most).min(step.rows_left);
+    let rows = wanted.min(step.kv.room(&sequence.table) - end);
+    if rows > 0 {
+        assert!(step.plan(index, rows), "the room was measured");
     }
-}
-
-fn sequence_is_in_step(step: &Step<'_>, index: usize) -> bool {
-    step.running[index].planned > 0
 }

@@ -3,12 +3,20 @@
 use crate::request::{Rejection, Request, Wanted};
 use crate::schedule::SchedulerConfig;
 
-/// Why a request cannot be taken, if so. `waiting` requests are in the queue.
-pub fn refusal(config: &SchedulerConfig, request: &Request, waiting: usize) -> Option<Rejection> {
-    if let Err(why) = fits(config, request) {
+/// Why a request cannot be taken, if so. `living` requests run or wait.
+///
+/// The bound is on both together: a burst that arrives before anything could be scheduled is not refused as long as the
+/// free places and the queue hold it.
+pub fn refusal(config: &SchedulerConfig, request: &Request, living: usize) -> Option<Rejection> {
+    if let Err(why) = fits(config, request.prompt.len(), request.wanted) {
         return Some(Rejection::Impossible(why));
     }
-    (waiting >= config.max_queue).then_some(Rejection::QueueFull { waiting })
+    (living >= most_living(config)).then_some(Rejection::QueueFull { living, most: most_living(config) })
+}
+
+/// Most requests that run or wait.
+pub fn most_living(config: &SchedulerConfig) -> usize {
+    config.max_num_seqs + config.max_queue
 }
 
 /// Most tokens of prompt and answer together.
@@ -21,12 +29,12 @@ pub fn most_new_tokens(config: &SchedulerConfig, request: &Request) -> usize {
     request.params.max_tokens.min(longest(config).saturating_sub(request.prompt.len()))
 }
 
-fn fits(config: &SchedulerConfig, request: &Request) -> Result<(), String> {
-    let prompt = request.prompt.len();
+/// Whether a prompt of `prompt` tokens could ever run here; if not, the numbers and the setting that would fit it.
+pub fn fits(config: &SchedulerConfig, prompt: usize, wanted: Wanted) -> Result<(), String> {
     if prompt == 0 {
         return Err("the prompt is empty; it needs at least one token".into());
     }
-    let (needed, purpose) = match request.wanted {
+    let (needed, purpose) = match wanted {
         Wanted::Tokens => (prompt + 1, "with room for one new token"),
         Wanted::LastLogits | Wanted::AllLogits => (prompt, "whose logits are wanted"),
     };
@@ -38,12 +46,14 @@ fn fits(config: &SchedulerConfig, request: &Request) -> Result<(), String> {
     }
     let blocks = needed.div_ceil(config.block_size);
     if blocks > config.blocks {
+        let percent = (blocks * 100).div_ceil(config.blocks);
         return Err(format!(
             "a prompt of {prompt} tokens {purpose} needs {blocks} KV cache blocks of {} tokens, the cache has {}: raise \
-             kv_cache_bytes to at least {:.2} times what it is",
+             kv_cache_bytes to at least {}.{:02} times what it is",
             config.block_size,
             config.blocks,
-            (blocks as f64 / config.blocks as f64 * 100.0).ceil() / 100.0
+            percent / 100,
+            percent % 100
         ));
     }
     Ok(())

@@ -119,7 +119,7 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
         environment
-            .add_template_owned("chat", without_generation_blocks(source))
+            .add_template_owned("chat", with_long_escapes(&without_generation_blocks(source)))
             .map_err(|error| ChatError::Compile(describe(&error)))?;
         Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
     }
@@ -172,7 +172,7 @@ impl ChatTemplate {
             ("strftime_now".to_owned(), Jinja::from_function(move |format: &str| now.format(format))),
         ];
         context.extend(input.variables.iter().map(|(name, value)| (name.clone(), python::from_json(value))));
-        let text = self.run(context.into_iter().collect(), size(&messages))?;
+        let text = self.run(Jinja::from_pairs(context), size(&messages))?;
         if input.continue_final_message { cut_after_final_message(text, &messages) } else { Ok(text) }
     }
 
@@ -300,6 +300,23 @@ fn without_generation_blocks(source: &str) -> String {
         }
     }
     out + rest
+}
+
+/// Python's `\U0001F642`, which the engine does not read, as the character itself.
+fn with_long_escapes(source: &str) -> String {
+    let mut parts = source.split("\\U");
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let letter = part.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).and_then(char::from_u32);
+        match letter.filter(|_| !out.ends_with('\\')) {
+            Some(letter) => {
+                out.push(letter);
+                out.push_str(&part[8..]);
+            }
+            None => out.extend(["\\U", part]),
+        }
+    }
+    out
 }
 
 /// What `raise_exception` was called with.

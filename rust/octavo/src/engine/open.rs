@@ -1,0 +1,245 @@
+//! From a path to a running engine. The model is loaded on the thread that will run it, so that whatever belongs to a
+//! thread (its core, its memory) belongs to the right one; the caller's thread is told of the progress.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use octavo_kernels::cpu::{CpuBackend, CpuConfig};
+use octavo_kernels::reference::{Activations, ReferenceBackend};
+use octavo_kernels::{Backend, StepLimits};
+
+use super::config::{Device, EngineConfig};
+use super::handle::{Engine, Facts, Message, Shared};
+use super::run::Runner;
+use crate::error::LoadError;
+use crate::execute::Executor;
+use crate::execute::local::LocalExecutor;
+use crate::execute::machine::free_memory_bytes;
+use crate::execute::memory::{MemoryPlan, MemoryRequest};
+use crate::load::{Config, ModelFiles};
+use crate::model::{Decoder, Model, Weights, weights};
+use crate::schedule::{Scheduler, SchedulerConfig};
+use crate::stages::tokenize::{ChatTemplate, Tokenizer};
+
+/// Opens the model at `path` and starts its engine. `progress` is told bytes done and bytes in all, on this thread;
+/// `false` ends the load.
+pub fn open(
+    path: &Path,
+    config: EngineConfig,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Engine, LoadError> {
+    config.validate().map_err(LoadError::Setting)?;
+    let (inbox, messages) = channel();
+    let (news, told) = channel();
+    let shared = Arc::new(Shared {
+        live: AtomicUsize::new(0),
+        closed: Mutex::new(None),
+        closing: AtomicBool::new(false),
+        epoch: Instant::now(),
+    });
+    let loader = Loader { config: config.clone(), shared: shared.clone(), inbox: messages, news };
+    let path = path.to_owned();
+    let cannot_start = |source| LoadError::Setting(format!("the engine's thread cannot be started: {source}"));
+    let thread = std::thread::Builder::new()
+        .name("octavo-engine".to_owned())
+        .spawn(move || loader.load_and_run(&path))
+        .map_err(cannot_start)?;
+    let loaded = listen(&told, &shared, progress);
+    match loaded {
+        Ok(loaded) => Ok(Engine {
+            shared,
+            inbox,
+            thread: Mutex::new(Some(thread)),
+            next_id: AtomicU64::new(0),
+            seed: config.seed,
+            limits: loaded.limits,
+            facts: loaded.facts,
+            tokenizer: loaded.tokenizer,
+            template: loaded.template,
+            end_token_ids: loaded.end_token_ids,
+        }),
+        Err(error) => {
+            // What it had taken is freed when it ends, and is free when the caller hears of the error.
+            let _ = thread.join();
+            Err(error)
+        }
+    }
+}
+
+/// What the loading thread has to say.
+enum News {
+    Progress(u64, u64),
+    Loaded(Box<Loaded>),
+    Failed(LoadError),
+}
+
+/// What the door needs of a loaded model.
+struct Loaded {
+    limits: SchedulerConfig,
+    facts: Facts,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    end_token_ids: Arc<[u32]>,
+}
+
+fn listen(
+    news: &Receiver<News>,
+    shared: &Shared,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<Box<Loaded>, LoadError> {
+    loop {
+        match news.recv() {
+            Ok(News::Progress(done, total)) => {
+                if !progress(done, total) {
+                    shared.closing.store(true, Ordering::Release);
+                }
+            }
+            Ok(News::Loaded(loaded)) => return Ok(loaded),
+            Ok(News::Failed(error)) => return Err(error),
+            Err(_) => return Err(LoadError::Setting("the engine's thread stopped on an internal error".to_owned())),
+        }
+    }
+}
+
+/// The engine's thread before it has a model.
+struct Loader {
+    config: EngineConfig,
+    shared: Arc<Shared>,
+    inbox: Receiver<Message>,
+    news: Sender<News>,
+}
+
+impl Loader {
+    fn load_and_run(self, path: &Path) {
+        match self.load(path) {
+            Ok((loaded, scheduler, executor)) => {
+                let Self { shared, inbox, news, .. } = self;
+                // Fails only if the opening thread is gone; then its end of the inbox is too, and the loop ends at once.
+                let _ = news.send(News::Loaded(Box::new(loaded)));
+                drop(news);
+                Runner { scheduler, executor, inbox, shared, outlets: HashMap::new(), touched: Vec::new() }.run();
+            }
+            Err(error) => {
+                let _ = self.news.send(News::Failed(error));
+            }
+        }
+    }
+
+    fn load(&self, path: &Path) -> Result<(Loaded, Scheduler, Box<dyn Executor>), LoadError> {
+        let files = ModelFiles::open(path)?;
+        let model = Model::of(&files)?;
+        let plan = self.plan_memory(&files, &model)?;
+        let limits = SchedulerConfig {
+            max_num_seqs: self.config.max_num_seqs,
+            max_num_batched_tokens: self.config.batched_tokens(),
+            max_queue: self.config.max_queue,
+            max_model_len: plan.max_model_len,
+            block_size: self.config.block_size,
+            blocks: plan.cache.blocks,
+            enable_prefix_caching: self.config.enable_prefix_caching,
+        };
+        let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
+        let (tokenizer, template) = text_of(&files)?;
+        let end_token_ids = files.end_token_ids()?.into();
+        let (executor, device, weights_bytes) = self.executor(path, &files, &model, &plan, &limits)?;
+        let facts = Facts {
+            architecture: model.architecture.clone(),
+            device,
+            vocab: model.spec.vocab_size,
+            weights_bytes,
+            kv_cache_bytes: plan.cache.bytes() as u64,
+            block_bytes: plan.cache.block_bytes() as u64,
+            block_size: plan.cache.block_size,
+            blocks: plan.cache.blocks,
+            max_model_len: plan.max_model_len,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            memory: plan.to_string(),
+        };
+        Ok((Loaded { limits, facts, tokenizer: Arc::new(tokenizer), template, end_token_ids }, scheduler, executor))
+    }
+
+    fn plan_memory(&self, files: &ModelFiles, model: &Model) -> Result<MemoryPlan, LoadError> {
+        let request = MemoryRequest {
+            free_bytes: free_memory_bytes(),
+            weights_bytes: weights::check(files, model)?,
+            max_num_batched_tokens: self.config.batched_tokens(),
+            max_num_seqs: self.config.max_num_seqs,
+            max_model_len: self.config.max_model_len,
+            block_size: self.config.block_size,
+            kv_cache_dtype: self.config.kv_cache_dtype,
+            kv_cache_bytes: self.config.kv_cache_bytes,
+        };
+        MemoryPlan::new(&model.spec, &request)
+    }
+
+    /// The model on its device; what the device calls itself; bytes of packed weights.
+    fn executor(
+        &self,
+        path: &Path,
+        files: &ModelFiles,
+        model: &Model,
+        plan: &MemoryPlan,
+        limits: &SchedulerConfig,
+    ) -> Result<(Box<dyn Executor>, String, u64), LoadError> {
+        let step = StepLimits {
+            rows: limits.max_num_batched_tokens,
+            segments: limits.max_num_seqs,
+            table_entries: limits.max_num_seqs * limits.max_model_len.div_ceil(limits.block_size),
+        };
+        match self.config.device {
+            Device::Cpu => {
+                let config = CpuConfig { threads: self.config.threads, isa: None, pin_caller: true };
+                let refused = |source| LoadError::Backend { path: path.to_owned(), source };
+                self.on(path, CpuBackend::open(config, step).map_err(refused)?, files, model, plan, step)
+            }
+            Device::Reference => {
+                self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan, step)
+            }
+        }
+    }
+
+    fn on<B: Backend>(
+        &self,
+        path: &Path,
+        mut backend: B,
+        files: &ModelFiles,
+        model: &Model,
+        plan: &MemoryPlan,
+        step: StepLimits,
+    ) -> Result<(Box<dyn Executor>, String, u64), LoadError> {
+        let device = backend.describe();
+        let mut progress = |done, total| {
+            let _ = self.news.send(News::Progress(done, total));
+            !self.shared.closing.load(Ordering::Acquire)
+        };
+        let weights = Weights::load(files, model, &mut backend, &mut progress)?;
+        let weights_bytes = weights.matrix_bytes;
+        let decoder = Decoder::new(backend, model.spec.clone(), weights, step, plan.cache)
+            .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
+        Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
+    }
+}
+
+/// The model's tokenizer and its chat template, if it has one.
+fn text_of(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
+    let malformed = |error: &dyn std::fmt::Display| files.malformed(error.to_string());
+    let tokenizer = match &files.config {
+        Config::Gguf(metadata) => Tokenizer::from_gguf(metadata),
+        Config::HuggingFace(_) => Tokenizer::from_folder(files.path()),
+    };
+    let tokenizer = tokenizer.map_err(|error| malformed(&error))?;
+    let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+    let template = match files.chat_template()? {
+        None => None,
+        Some(source) => {
+            let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
+            Some(ChatTemplate::compile(&source, bos, eos).map_err(|error| malformed(&error))?)
+        }
+    };
+    Ok((tokenizer, template))
+}

@@ -1,0 +1,208 @@
+//! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
+
+use octavo_kernels::{Backend, CacheShape, Result, StepInput};
+
+use super::spec::DecoderSpec;
+use super::weights::{LayerWeights, Weights};
+
+/// Rows whose logits are computed at once. Bounds the logits buffer: a row of a large vocabulary is a megabyte.
+pub const LOGIT_ROWS: usize = 32;
+
+/// A model on a backend: weights, the KV cache and every buffer, all taken when it is made.
+pub struct Decoder<B: Backend> {
+    backend: B,
+    spec: DecoderSpec,
+    weights: Weights<B::Matrix, B::Vector>,
+    ropes: Vec<B::Rope>,
+    cache: B::Cache,
+    buffers: Buffers<B::Buffer>,
+}
+
+/// Activations of one step, `(rows, width)` each.
+struct Buffers<T> {
+    /// The residual stream.
+    residual: T,
+    /// The residual stream, normed: what a sub-layer reads, and after the last layer what the head reads.
+    normed: T,
+    /// What a sub-layer gives.
+    delta: T,
+    qkv: T,
+    attended: T,
+    gate_up: T,
+    gated: T,
+    /// Rows of `normed` that the head reads.
+    head_input: T,
+    logits: T,
+}
+
+/// Rows and width of every buffer.
+fn shapes(spec: &DecoderSpec, rows: usize) -> Buffers<(usize, usize)> {
+    Buffers {
+        residual: (rows, spec.hidden_size),
+        normed: (rows, spec.hidden_size),
+        delta: (rows, spec.hidden_size),
+        qkv: (rows, spec.heads.qkv_width()),
+        attended: (rows, spec.heads.query_width()),
+        gate_up: (rows, 2 * spec.intermediate_size),
+        gated: (rows, spec.intermediate_size),
+        head_input: (LOGIT_ROWS, spec.hidden_size),
+        logits: (LOGIT_ROWS, spec.vocab_size),
+    }
+}
+
+impl<T> Buffers<T> {
+    fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<Buffers<U>> {
+        Ok(Buffers {
+            residual: f(self.residual)?,
+            normed: f(self.normed)?,
+            delta: f(self.delta)?,
+            qkv: f(self.qkv)?,
+            attended: f(self.attended)?,
+            gate_up: f(self.gate_up)?,
+            gated: f(self.gated)?,
+            head_input: f(self.head_input)?,
+            logits: f(self.logits)?,
+        })
+    }
+}
+
+/// Bytes of all buffers for steps of up to `rows` rows.
+pub fn workspace_bytes(spec: &DecoderSpec, rows: usize) -> u64 {
+    let mut bytes = 0u64;
+    let count = |(rows, width): (usize, usize)| {
+        bytes = bytes.saturating_add((rows as u64).saturating_mul(width as u64).saturating_mul(4));
+        Ok(())
+    };
+    let counted = shapes(spec, rows).try_map(count);
+    debug_assert!(counted.is_ok());
+    bytes
+}
+
+/// Sees `(rows, hidden)`: the embeddings as number 0, and number `n` after layer `n`, the last one normed.
+pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
+impl<B: Backend> Decoder<B> {
+    /// Takes the KV cache, and buffers for steps of up to `rows` rows.
+    pub fn new(
+        mut backend: B,
+        spec: DecoderSpec,
+        weights: Weights<B::Matrix, B::Vector>,
+        cache: CacheShape,
+        rows: usize,
+    ) -> Result<Self> {
+        let ropes = spec.ropes.iter().map(|rope| backend.rope(rope)).collect::<Result<_>>()?;
+        let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
+        let cache = backend.cache(cache)?;
+        Ok(Self { backend, spec, weights, ropes, cache, buffers })
+    }
+
+    /// What it runs.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// What it runs on.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Runs every row of a step, so that [`Decoder::logits`] of it can be asked for.
+    pub fn forward(&mut self, input: &StepInput<'_>) {
+        self.run(input, None);
+    }
+
+    /// [`Decoder::forward`], showing the residual stream between layers. For tests.
+    pub fn forward_observed(&mut self, input: &StepInput<'_>, observer: Observer<'_>) {
+        self.run(input, Some(observer));
+    }
+
+    fn run(&mut self, input: &StepInput<'_>, mut observer: Option<Observer<'_>>) {
+        let rows = input.ids.len();
+        self.backend.begin(input);
+        self.embed(rows);
+        if let Some(observer) = &mut observer {
+            observer(0, self.backend.read(&self.buffers.residual, rows, self.spec.hidden_size));
+        }
+        for layer in 0..self.spec.layers.len() {
+            self.attention(layer, rows);
+            self.mlp(layer, rows);
+            if let Some(observer) = &mut observer {
+                let last = layer + 1 == self.spec.layers.len();
+                let seen = if last { &self.buffers.normed } else { &self.buffers.residual };
+                observer(layer + 1, self.backend.read(seen, rows, self.spec.hidden_size));
+            }
+        }
+    }
+
+    /// Fills `residual`, and `normed` with what the first layer reads.
+    fn embed(&mut self, rows: usize) {
+        let Self { backend, spec, weights, buffers, .. } = self;
+        backend.embed(&mut buffers.residual, &weights.embedding, spec.embedding_scale);
+        match weights.layers.first().and_then(|layer| layer.attention_norm.as_ref()) {
+            Some(norm) => backend.rms_norm(&mut buffers.normed, &buffers.residual, norm, spec.norm_eps, rows),
+            None => backend.embed(&mut buffers.normed, &weights.embedding, spec.embedding_scale),
+        }
+    }
+
+    /// Adds attention to `residual`, and leaves in `normed` what the gated layer reads.
+    fn attention(&mut self, layer: usize, rows: usize) {
+        let Self { backend, spec, weights, ropes, cache, buffers } = self;
+        let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } = &weights.layers[layer];
+        let (layer_spec, heads, eps) = (&spec.layers[layer], spec.heads, spec.norm_eps);
+        let rope = &ropes[layer_spec.rope];
+
+        backend.linear(&mut buffers.qkv, &buffers.normed, &qkv.matrix, qkv.bias.as_ref(), rows);
+        let norms = (query_norm.as_ref(), key_norm.as_ref());
+        backend.rope_and_cache(&mut buffers.qkv, cache, layer, heads, norms.0, norms.1, eps, rope);
+        backend.attention(&mut buffers.attended, &buffers.qkv, cache, layer, heads, spec.mask(layer_spec));
+        backend.linear(&mut buffers.delta, &buffers.attended, &output.matrix, output.bias.as_ref(), rows);
+        backend.residual_norm(
+            &mut buffers.residual,
+            &buffers.delta,
+            post_attention_norm.as_ref(),
+            spec.residual_scale,
+            &mut buffers.normed,
+            mlp_norm.as_ref(),
+            eps,
+            rows,
+        );
+    }
+
+    /// Adds the gated layer to `residual`, and leaves in `normed` what the next layer or the head reads.
+    fn mlp(&mut self, layer: usize, rows: usize) {
+        let Self { backend, spec, weights, buffers, .. } = self;
+        let LayerWeights { gate_up, down, post_mlp_norm, .. } = &weights.layers[layer];
+        let next = match weights.layers.get(layer + 1) {
+            Some(next) => next.attention_norm.as_ref(),
+            None => Some(&weights.final_norm),
+        };
+
+        backend.linear(&mut buffers.gate_up, &buffers.normed, &gate_up.matrix, gate_up.bias.as_ref(), rows);
+        backend.gated(&mut buffers.gated, &buffers.gate_up, spec.activation, spec.intermediate_size, rows);
+        backend.linear(&mut buffers.delta, &buffers.gated, &down.matrix, down.bias.as_ref(), rows);
+        backend.residual_norm(
+            &mut buffers.residual,
+            &buffers.delta,
+            post_mlp_norm.as_ref(),
+            spec.residual_scale,
+            &mut buffers.normed,
+            next,
+            spec.norm_eps,
+            rows,
+        );
+    }
+
+    /// Logits of these rows of the step that ran last, `vocab` values each; at most [`LOGIT_ROWS`] rows.
+    pub fn logits(&mut self, rows: &[u32]) -> &[f32] {
+        assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits at once", rows.len());
+        let Self { backend, spec, weights, buffers, .. } = self;
+        let head = weights.head.as_ref().unwrap_or(&weights.embedding);
+        backend.gather(&mut buffers.head_input, &buffers.normed, rows);
+        backend.linear(&mut buffers.logits, &buffers.head_input, head, None, rows.len());
+        if spec.logits_scale != 1.0 || spec.logits_soft_cap.is_some() {
+            let (width, rows) = (spec.vocab_size, rows.len());
+            backend.scale_and_cap(&mut buffers.logits, spec.logits_scale, spec.logits_soft_cap, width, rows);
+        }
+        backend.read(&buffers.logits, rows.len(), spec.vocab_size)
+    }
+}

@@ -1,0 +1,28 @@
+//! Qwen3: norms on query and key heads, no biases.
+
+use super::gguf::GgufConfig;
+use super::hf::HfDecoder;
+use super::{Family, names, qwen2};
+use crate::error::LoadError;
+use crate::model::spec::{Biases, DecoderSpec};
+
+pub(super) const FAMILY: Family = Family {
+    hf_architecture: "Qwen3ForCausalLM",
+    gguf_architecture: Some("qwen3"),
+    from_hf,
+    from_gguf,
+    hf_names: &names::HF,
+    gguf_names: &names::GGUF,
+};
+
+fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
+    let attention = config.bool("attention_bias")?.unwrap_or(false);
+    let biases = Biases { qkv: attention, output: attention, mlp: false };
+    let mut spec = DecoderSpec { qk_norm: true, biases, ..config.decoder()? };
+    qwen2::set_windows(config, &mut spec)?;
+    Ok(spec)
+}
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {
+    Ok(DecoderSpec { qk_norm: true, ..config.decoder()? })
+}

@@ -1,0 +1,48 @@
+//! What this machine offers, and what an engine with default settings would use of it.
+
+use std::thread::available_parallelism;
+
+use octavo_kernels::cpu::Isa;
+
+/// What this machine offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Instruction sets that have kernels, the plainest first.
+    pub isa_available: Vec<String>,
+    /// The one that would be used; or why the one that was asked for cannot be.
+    pub isa: String,
+    /// Cores that this process may use at once: worker threads, when nothing is set.
+    pub cores: usize,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+}
+
+/// Asks the machine.
+pub fn machine() -> Machine {
+    Machine {
+        isa_available: Isa::available().into_iter().map(Isa::describe).collect(),
+        isa: Isa::from_environment().map_or_else(|error| error.to_string(), Isa::describe),
+        cores: available_parallelism().map_or(1, usize::from),
+        memory_bytes: memory_bytes().unwrap_or(0),
+    }
+}
+
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_machine_offers_something() {
+        let machine = machine();
+        assert!(machine.cores >= 1);
+        assert!(machine.isa_available[0].starts_with("portable"));
+        #[cfg(target_os = "linux")]
+        assert!(machine.memory_bytes > 1 << 24);
+    }
+}

@@ -1,0 +1,11 @@
+//! Whole models against the reference's expected values, and what a bad file does.
+//!
+//! The expected values were computed with transformers (float32, eager attention, batch 1); their folder is described in its
+//! own README. Tolerances are the measured ones from there.
+
+mod oracle; // the expected values
+mod runner; // a minimal scheduler: paged blocks in shuffled order, prompts in chunks, everything in one batch
+mod tiny; // tiny random models of every family, folders and GGUF files
+mod files; // what is read besides weights, and errors that say what is wrong
+mod broken; // truncated and corrupt files
+mod real; // real models, where their files are at hand

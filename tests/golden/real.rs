@@ -1,0 +1,93 @@
+//! Real models, where their files are at hand: `OCTAVO_TEST_MODELS=folder cargo test --test golden real -- --ignored
+//! --nocapture`. The bounds are the fixtures' own (see their README): quantised activations move log-probabilities by some
+//! hundredths, and may flip a step whose two best tokens are close.
+
+use std::path::{Path, PathBuf};
+
+use octavo::execute::local::LocalExecutor;
+use octavo_kernels::Backend;
+use octavo_kernels::cpu::{CpuBackend, CpuConfig};
+use octavo_kernels::reference::{Activations, ReferenceBackend};
+use serde_json::Value;
+
+use crate::oracle::{self, ids, list, number, numbers};
+use crate::runner::{self, LIMITS};
+
+/// Mean over a prompt, of log-probabilities.
+const LOGPROB_TOLERANCE: f32 = 0.25;
+/// A step whose best token leads by less may go the other way.
+const MARGIN: f32 = 0.5;
+const STEPS: usize = 64;
+
+#[test]
+#[ignore = "needs real models in OCTAVO_TEST_MODELS"]
+fn cpu_agrees_on_smollm2() {
+    compare("real/smollm2-135m.json", CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(), LOGPROB_TOLERANCE, MARGIN);
+}
+
+#[test]
+#[ignore = "needs real models in OCTAVO_TEST_MODELS"]
+fn cpu_agrees_on_gemma3() {
+    compare("real/gemma3-270m.json", CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(), LOGPROB_TOLERANCE, MARGIN);
+}
+
+#[test]
+#[ignore = "needs real models in OCTAVO_TEST_MODELS, and an hour"]
+fn reference_agrees_on_smollm2() {
+    compare("real/smollm2-135m.json", ReferenceBackend::new(LIMITS, Activations::F32), 0.002, 0.01);
+}
+
+fn model_file(name: &str) -> PathBuf {
+    let folder = std::env::var("OCTAVO_TEST_MODELS").expect("OCTAVO_TEST_MODELS names a folder of models");
+    let path = Path::new(&folder).join(name);
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+fn compare<B: Backend>(json: &str, backend: B, logprob_tolerance: f32, margin: f32) {
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(oracle::path(json)).unwrap()).unwrap();
+    let decoder = runner::decoder(&model_file(all["model"].as_str().unwrap()), backend);
+    println!("{}", decoder.backend().describe());
+    let mut executor = LocalExecutor::new(decoder);
+    for prompt in list(&all["prompts"]) {
+        compare_prompt(&mut executor, prompt, logprob_tolerance, margin);
+    }
+}
+
+fn compare_prompt<B: Backend>(executor: &mut LocalExecutor<B>, prompt: &Value, logprob_tolerance: f32, margin: f32) {
+    let name = prompt["id"].as_str().unwrap();
+    let prompt_ids = ids(&prompt["ids"]);
+    let greedy = ids(&prompt["greedy"]["tokens"]);
+    let margins = numbers(&prompt["greedy"]["margin"]);
+
+    // The reference's tokens fed back, as part of a longer prompt.
+    let mut forced_ids = prompt_ids.clone();
+    forced_ids.extend(&greedy);
+    let forced = runner::run(executor, &[&forced_ids], 1, 512).remove(0).prompt_logprobs;
+    let (prompt_logprobs, greedy_logprobs) = forced.split_at(prompt_ids.len() - 1);
+    let wanted = numbers(&prompt["prompt_logprobs"]);
+    let wanted_greedy: Vec<f32> = list(&prompt["greedy"]["top10"]).iter().map(|top| number(&top[0][1])).collect();
+    let in_prompt = mean_abs(prompt_logprobs, &wanted);
+    let in_greedy = mean_abs(greedy_logprobs, &wanted_greedy);
+    let nll = (mean(prompt_logprobs) - mean(&wanted)).abs();
+
+    let own = runner::run(executor, &[&prompt_ids], STEPS, 512).remove(0).tokens;
+    let diverges = own.iter().zip(&greedy).position(|(own, theirs)| own != theirs);
+    let there = diverges.map(|step| margins[step]);
+    println!(
+        "{name:>12}: {} tokens; mean |Δ logprob| prompt {in_prompt:.4} greedy {in_greedy:.4}; |Δ mean NLL| {nll:.4}; \
+         greedy diverges at {diverges:?} where the margin is {there:?}",
+        prompt_ids.len()
+    );
+    assert!(in_prompt <= logprob_tolerance && in_greedy <= logprob_tolerance && nll <= 0.8 * logprob_tolerance, "{name}");
+    assert!(there.is_none_or(|there| there < margin), "{name}: another token where the reference leads by {there:?}");
+}
+
+fn mean(values: &[f32]) -> f32 {
+    values.iter().sum::<f32>() / values.len() as f32
+}
+
+fn mean_abs(got: &[f32], wanted: &[f32]) -> f32 {
+    assert_eq!(got.len(), wanted.len());
+    got.iter().zip(wanted).map(|(got, wanted)| (got - wanted).abs()).sum::<f32>() / got.len() as f32
+}

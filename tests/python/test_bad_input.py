@@ -1,0 +1,196 @@
+"""Each mistake has its error, and the engine lives on."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import octavo
+from conftest import GREEDY, ORACLE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ([], "empty"),
+        ((), "empty"),
+        (range(0), "empty"),
+        (None, "None"),
+        (5, "a int"),
+        (b"bytes", "decode it to str"),
+        ({"role": "user"}, "a dict"),
+        ([1.5], r"prompt\[0\] must be a token id"),
+        ([1, -1], r"prompt\[1\] must be a token id"),
+        ([1, 2**40], r"prompt\[1\] must be a token id"),
+        ([1, 10**6], r"prompt\[1\] is 1000000, the vocabulary has"),
+        ([1, "two"], r"prompt\[1\] must be a token id"),
+        ("\ud800", "not valid Unicode"),
+        ([{"content": "no role"}], r"messages\[0\]"),
+        ([{"role": "user", "content": "x"}, "y"], r"messages\[1\]"),
+        ([{"role": "user", "content": object()}], "JSON"),
+        ([{"role": "user", "content": float("nan")}], "JSON"),
+    ],
+    ids=repr,
+)
+def test_impossible_prompts(llm: octavo.LLM, prompt: Any, says: str) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match=says):
+        llm.generate(prompt, max_tokens=1)
+    assert len(llm.generate([1], GREEDY, max_tokens=1).token_ids) == 1
+
+
+def test_an_empty_text(llm: octavo.LLM) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match=r"empty|no tokens|at least one"):
+        llm.generate("", max_tokens=1)
+
+
+def test_prompts_longer_than_the_model_or_the_cache(tiny_path: str, tiny: octavo.LLM) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match=str(tiny.facts.max_model_len)):
+        tiny.generate([1] * (tiny.facts.max_model_len + 1), max_tokens=1)
+    with octavo.LLM(tiny_path, kv_cache_bytes=4 * tiny.facts.block_bytes, max_model_len=64) as small:
+        assert small.facts.blocks == 4
+        with pytest.raises(octavo.InvalidRequestError, match="64"):
+            small.generate([1] * 65, max_tokens=1)
+        result = small.generate([1] * 60, GREEDY, max_tokens=100)
+        assert (result.finish_reason, len(result.prompt_token_ids) + len(result.token_ids)) == ("length", 64)
+
+
+def test_tools_need_messages(tiny: octavo.LLM) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match="tools go with messages"):
+        tiny.generate([1], tools=[{"type": "function"}])
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"block_size": 7}, octavo.ModelLoadError),
+        ({"block_size": -16}, octavo.ModelLoadError),
+        ({"max_num_seqs": 0}, octavo.ModelLoadError),
+        ({"max_num_seqs": "many"}, octavo.ModelLoadError),
+        ({"max_num_batched_tokens": 3, "max_num_seqs": 4}, octavo.ModelLoadError),
+        ({"max_model_len": 10**9}, octavo.ModelLoadError),
+        ({"threads": 0}, octavo.ModelLoadError),
+        ({"kv_cache_bytes": "much"}, octavo.ModelLoadError),
+        ({"kv_cache_bytes": 0}, octavo.ModelLoadError),
+        ({"kv_cache_dtype": "fp4"}, octavo.ModelLoadError),
+        ({"dtype": "f64"}, octavo.ModelLoadError),
+        ({"seed": -1}, octavo.ModelLoadError),
+        ({"kv_cache_bytes": 10}, octavo.OctavoError),
+        ({"kv_cache_bytes": "100TB"}, octavo.OutOfMemoryError),
+        ({"device": "cuda"}, octavo.DeviceError),
+    ],
+    ids=str,
+)
+def test_impossible_settings(tiny_path: str, settings: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        octavo.LLM(tiny_path, **settings)
+    assert next(iter(settings)) in str(caught.value)
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def test_truncated_gguf(tiny_path: str, tmp_path: Path) -> None:
+    whole = Path(tiny_path).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in [0, 3, 4, 8, 23, 24, 25, 100, 1000, len(whole) // 2, len(whole) - 1]:
+        cut.write_bytes(whole[:length])
+        with pytest.raises(octavo.ModelLoadError, match=r"cut\.gguf"):
+            octavo.LLM(cut, kv_cache_bytes="4MiB")
+
+
+def test_corrupt_gguf(tiny_path: str, tmp_path: Path) -> None:
+    """Whatever byte of the header is wrong: it loads, or it is refused. It never crashes and never hangs."""
+    whole = bytearray(Path(tiny_path).read_bytes())
+    rng = random.Random(11)
+    path = tmp_path / "corrupt.gguf"
+    for _ in range(60):
+        broken = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 4])):
+            broken[rng.randrange(min(len(whole), 6000))] = rng.randrange(256)
+        path.write_bytes(broken)
+        with suppress(octavo.OctavoError):
+            octavo.LLM(path, kv_cache_bytes="4MiB", max_model_len=64).close()
+
+
+def test_counts_beyond_the_file(tiny_path: str, tmp_path: Path) -> None:
+    whole = bytearray(Path(tiny_path).read_bytes())
+    path = tmp_path / "huge.gguf"
+    for offset in (8, 16):  # numbers of tensors and of metadata entries
+        for count in (2**63, 2**32, 10**6):
+            broken = bytearray(whole)
+            broken[offset : offset + 8] = struct.pack("<Q", count)
+            path.write_bytes(broken)
+            with pytest.raises(octavo.ModelLoadError, match=r"huge\.gguf"):
+                octavo.LLM(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ORACLE / "tiny" / "llama-tied-rope3" / "f32", tmp_path / "model"))
+
+
+def test_a_folder_without_a_part(folder: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        moved = folder / name
+        kept = moved.read_bytes()
+        moved.unlink()
+        with pytest.raises(octavo.ModelLoadError, match="tokenizer" if name == "tokenizer.json" else r"config|tensors"):
+            octavo.LLM(folder)
+        moved.write_bytes(kept)
+    octavo.LLM(folder, kv_cache_bytes="4MiB").close()
+
+
+def test_truncated_and_corrupt_safetensors(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for length in [0, 7, 8, 100, len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(octavo.ModelLoadError, match=r"model\.safetensors"):
+            octavo.LLM(folder)
+    path.write_bytes(struct.pack("<Q", 2**62) + whole[8:])
+    with pytest.raises(octavo.ModelLoadError, match=r"model\.safetensors"):
+        octavo.LLM(folder)
+
+
+def test_unknown_architectures_are_named(folder: Path) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"], "model_type": "mamba"}))
+    with pytest.raises(octavo.ModelLoadError, match=r"(?i)mamba.*supported.*llama"):
+        octavo.LLM(folder)
+    path.write_text("{")
+    with pytest.raises(octavo.ModelLoadError, match=r"config\.json"):
+        octavo.LLM(folder)
+
+
+def test_a_template_that_raises(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for template, says in [
+        ("{{ raise_exception('only cats may speak') }}", "only cats may speak"),
+        ("{% for i in range(100000000) %}x{% endfor %}", ""),
+        ("{{ messages.nothing.at.all }}", ""),
+    ]:
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        path.write_text(json.dumps({**config, "chat_template": template}))
+        with octavo.LLM(folder, kv_cache_bytes="4MiB") as llm:
+            with pytest.raises(octavo.InvalidRequestError, match=says):
+                llm.generate([{"role": "user", "content": "miau"}])
+            assert len(llm.generate([1], GREEDY, max_tokens=1).token_ids) == 1
+
+
+def test_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("not a model")
+    for path in (tmp_path / "note.txt", tmp_path, tmp_path / "nothing", Path("/dev/null")):
+        with pytest.raises(octavo.ModelLoadError, match=path.name):
+            octavo.LLM(path)

@@ -1,0 +1,161 @@
+"""Many prompts at once: nobody's answer depends on who else is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import pytest
+
+import octavo
+from conftest import GREEDY, fingerprint, real_prompts, settled
+from octavo import SamplingParams
+
+
+def mixed_requests(llm: octavo.LLM, count: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of many lengths, some with common beginnings, and parameters of every kind."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    texts = [prompt["ids"] for prompt in real_prompts().values()]
+    prompts, params = [], []
+    for i in range(count):
+        ids = rng.choice(texts)
+        prompts.append(ids[: rng.choice([1, 2, 15, 16, 17, 40, 129])])
+        temperature = 0.0 if i % 2 else 0.8
+        params.append(
+            SamplingParams(
+                temperature=temperature,
+                top_p=rng.choice([1.0, 0.9]),
+                top_k=rng.choice([0, 20]),
+                repetition_penalty=rng.choice([1.0, 1.1]),
+                max_tokens=rng.randint(1, 24),
+                ignore_eos=True,
+                seed=i,
+                logprobs=rng.choice([0, 3]),
+            )
+        )
+    assert all(token < llm.facts.vocab for ids in prompts for token in ids)
+    return prompts, params
+
+
+def test_a_batch_of_32_is_bit_equal_to_each_alone(llm: octavo.LLM) -> None:
+    prompts, params = mixed_requests(llm, 32, seed=7)
+    alone = [fingerprint(llm.generate(prompt, param)) for prompt, param in zip(prompts, params, strict=True)]
+    together = [fingerprint(result) for result in llm.generate(prompts, params)]
+    assert together == alone
+
+
+def test_the_answer_does_not_depend_on_settings_of_the_engine(smollm2: str, llm: octavo.LLM) -> None:
+    prompts, params = mixed_requests(llm, 8, seed=8)
+    wanted = [fingerprint(result) for result in llm.generate(prompts, params)]
+    # A pool so small that sequences lose their blocks, chunks of a few tokens, another number of threads, no cache.
+    with octavo.LLM(
+        smollm2,
+        kv_cache_bytes=24 * llm.facts.block_bytes,
+        max_model_len=256,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        enable_prefix_caching=False,
+        threads=1,
+    ) as small:
+        assert [fingerprint(result) for result in small.generate(prompts, params)] == wanted
+
+
+def test_the_real_prompts_inside_a_batch(llm: octavo.LLM) -> None:
+    prompts = [prompt["ids"] for prompt in real_prompts().values() if prompt["n"] <= 130]
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=32, logprobs=1)
+    alone = [fingerprint(llm.generate(ids, params)) for ids in prompts]
+    assert [fingerprint(result) for result in llm.generate(prompts, params)] == alone
+
+
+def test_more_prompts_than_the_queue_holds(tiny_path: str) -> None:
+    with octavo.LLM(tiny_path, kv_cache_bytes="4MiB", max_num_seqs=2, max_queue=1) as llm:
+        prompts = [[i + 1, i + 2] for i in range(40)]
+        results = llm.generate(prompts, GREEDY, max_tokens=5)
+        assert [result.prompt_token_ids for result in results] == prompts
+        assert all(len(result.token_ids) == 5 for result in results)
+        assert llm.generate(prompts[:3], GREEDY, max_tokens=5, n=2)[2].choices[1].finish_reason == "length"
+        settled(llm)
+
+
+def test_a_full_queue_is_an_answer(tiny_path: str) -> None:
+    with octavo.LLM(tiny_path, kv_cache_bytes="4MiB", max_num_seqs=1, max_queue=1) as llm:
+        full = pytest.raises(octavo.QueueFullError, match="max_queue")
+        with llm.stream([1], GREEDY, max_tokens=200), llm.stream([2], GREEDY, max_tokens=200), full:
+            llm.generate([3], max_tokens=1)
+        settled(llm)
+        assert len(llm.generate([3], GREEDY, max_tokens=2).token_ids) == 2
+
+
+def test_kinds_of_prompts_in_one_list(llm: octavo.LLM) -> None:
+    conversation = [{"role": "user", "content": "Say hello."}]
+    prompts = ["Hello", conversation, [1, 2, 3]]
+    results = llm.generate(prompts, max_tokens=2, temperature=0.0)
+    assert [result.prompt_token_ids for result in results] == [
+        llm.tokenize("Hello").ids,
+        llm.render(conversation)[1],
+        [1, 2, 3],
+    ]
+
+
+def test_a_bad_prompt_of_a_list_is_named_and_the_others_are_given_up(tiny: octavo.LLM) -> None:
+    before = settled(tiny)
+    with pytest.raises(octavo.InvalidRequestError, match="prompt 2 of the list"):
+        tiny.generate([[1], [2], [10**6], [3]], max_tokens=5)
+    assert settled(tiny).blocks_owned == before.blocks_owned
+    with pytest.raises(octavo.InvalidRequestError, match="a list of 2, there are 3 prompts"):
+        tiny.generate([[1], [2], [3]], [GREEDY, GREEDY])
+
+
+def test_progress_is_told(tiny_path: str) -> None:
+    told: list[tuple[str, int, int]] = []
+    with octavo.LLM(tiny_path, kv_cache_bytes="4MiB", progress=lambda *news: told.append(news)) as llm:
+        llm.generate([[1], [2], [3]], max_tokens=2)
+    assert {stage for stage, _, _ in told} == {"load", "generate"}
+    assert told[-1] == ("generate", 3, 3)
+    loads = [done for stage, done, _ in told if stage == "load"]
+    assert loads == sorted(loads)
+
+
+def test_a_listener_that_raises_ends_the_call(tiny_path: str) -> None:
+    def angry(stage: str, _done: int, _total: int) -> None:
+        raise RuntimeError(f"no more {stage}")
+
+    with pytest.raises(RuntimeError, match="no more load"):
+        octavo.LLM(tiny_path, progress=angry)
+
+
+def test_threads_share_one_model(tiny: octavo.LLM) -> None:
+    wanted = [fingerprint(tiny.generate([i + 1], GREEDY, max_tokens=16, logprobs=0)) for i in range(16)]
+    found: dict[int, object] = {}
+
+    def work(i: int) -> None:
+        found[i] = fingerprint(tiny.generate([i + 1], GREEDY, max_tokens=16, logprobs=0))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(16)] == wanted
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core cannot do two things at once")
+def test_the_gil_is_free_while_the_engine_works(llm: octavo.LLM) -> None:
+    counted = 0
+    over = threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not over.is_set():
+            counted += 1
+            over.wait(0.001)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    result = llm.generate("Once upon a time", GREEDY, max_tokens=40)
+    over.set()
+    counter.join()
+    # Each turn of the other thread takes a little over a millisecond when nothing holds it up.
+    assert counted > result.anatomy.total_s * 1000 / 10
