@@ -1,0 +1,247 @@
+//! The operations of the CPU backend, on all threads. Products with one row and attention with one row per sequence are
+//! decode: they must stream their weights or their cache from memory. With many rows they are prefill: arithmetic.
+
+#[allow(dead_code)]
+#[path = "../tests/kernels/harness.rs"]
+mod harness;
+mod support;
+
+use harness::{Random, Tolerance, upload, weight_bytes};
+use octavo_kernels::cpu::CpuBackend;
+use octavo_kernels::reference::Activations;
+use octavo_kernels::{
+    Activation, Backend, CacheDtype, CacheShape, DType, Heads, Mask, RopeSpec, RopeStyle, Segment, StepInput, Weight,
+};
+use support::{Bench, Work};
+
+/// An operation at one size.
+trait Operation {
+    fn title(&self) -> (String, String);
+    fn work(&self) -> Work;
+    /// The same at a size that the reference gets through.
+    fn small(&self) -> Self;
+    /// Makes everything that it needs.
+    fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B>;
+}
+
+/// An operation that can be run again and again.
+struct Ready<B: Backend> {
+    out: B::Buffer,
+    rows: usize,
+    width: usize,
+    run: Box<dyn FnMut(&mut B, &mut B::Buffer)>,
+}
+
+impl<B: Backend> Ready<B> {
+    fn run(&mut self, backend: &mut B) {
+        (self.run)(backend, &mut self.out);
+    }
+    fn result(mut self, backend: &mut B) -> Vec<f32> {
+        self.run(backend);
+        backend.read(&self.out, self.rows, self.width).to_vec()
+    }
+}
+
+/// Checks an operation against the reference, then times it.
+fn line(bench: &Bench, backend: &mut CpuBackend, operation: &impl Operation) {
+    let small = operation.small();
+    let mut reference = harness::reference(Activations::Int8);
+    let want = small.prepare(&mut reference).result(&mut reference);
+    let got = small.prepare(backend).result(backend);
+    harness::assert_near(&small.title().0, &got, &want, Tolerance { absolute: 1e-4, relative: 1e-4 });
+
+    let operation = if bench.is_tiny() { &small } else { operation };
+    let (name, shape) = operation.title();
+    let mut ready = operation.prepare(backend);
+    bench.line(&name, &shape, operation.work(), || ready.run(backend));
+}
+
+#[derive(Clone)]
+struct Linear {
+    dtype: DType,
+    outputs: usize,
+    inputs: usize,
+    rows: usize,
+}
+
+impl Operation for Linear {
+    fn title(&self) -> (String, String) {
+        let Self { dtype, outputs, inputs, rows } = self;
+        (format!("linear {}", dtype.name()), format!("{outputs} × {inputs}, {rows} row(s)"))
+    }
+    fn work(&self) -> Work {
+        let row_bytes = self.dtype.row_bytes(self.inputs).expect("whole blocks");
+        let (work, operations) = (Work::memory(self.outputs * row_bytes), 2 * self.rows * self.outputs * self.inputs);
+        if self.dtype.is_dense() { work.f32(operations) } else { work.int8(operations) }
+    }
+    fn small(&self) -> Self {
+        Self { outputs: 50, inputs: 512, rows: self.rows.min(9), ..self.clone() }
+    }
+    fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
+        let Self { dtype, outputs, inputs, rows } = *self;
+        let random = &mut Random::new(1);
+        let x: Vec<f32> = (0..rows * inputs).map(|_| random.normal()).collect();
+        let x = upload(backend, &x, inputs);
+        // The same few outputs again and again: making random ones takes longer than the bench.
+        let some = outputs.min(64);
+        let bytes = weight_bytes(random, dtype, some, inputs).repeat(outputs / some + 1);
+        let bytes = &bytes[..outputs * dtype.row_bytes(inputs).expect("whole blocks")];
+        let matrix = backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes }]).expect("memory");
+        let out = backend.buffer(rows, outputs).expect("memory");
+        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.linear(out, &x, &matrix, None, rows));
+        Ready { out, rows, width: outputs, run }
+    }
+}
+
+/// Every sequence runs its last `rows` positions.
+#[derive(Clone)]
+struct Attention {
+    sequences: usize,
+    rows: usize,
+    context: usize,
+    heads: Heads,
+    dtype: CacheDtype,
+}
+
+const BLOCK_SIZE: usize = 16;
+/// Rows at a time that fill the cache.
+const CHUNK: usize = 256;
+
+impl Attention {
+    /// A step in which `sequences` run `rows` positions each, up to `context`.
+    fn begin<B: Backend>(&self, backend: &mut B, sequences: std::ops::Range<usize>, rows: usize, context: usize) {
+        let blocks = context.div_ceil(BLOCK_SIZE);
+        // Block i of sequence s is i · sequences + s: neighbours in a sequence are strangers in memory, as in real life.
+        let block = |sequence: usize, i: usize| (i * self.sequences + sequence) as u32;
+        let (mut positions, mut slots, mut segments, mut block_tables) = (vec![], vec![], vec![], vec![]);
+        for sequence in sequences {
+            segments.push(Segment { first_row: positions.len(), rows, context, first_table_entry: block_tables.len() });
+            for position in context - rows..context {
+                positions.push(position as u32);
+                let slot = block(sequence, position / BLOCK_SIZE) as usize * BLOCK_SIZE + position % BLOCK_SIZE;
+                slots.push(slot as u32);
+            }
+            block_tables.extend((0..blocks).map(|i| block(sequence, i)));
+        }
+        let (ids, block_tables) = (vec![0; positions.len()], &block_tables);
+        backend.begin(&StepInput { ids: &ids, positions: &positions, slots: &slots, segments: &segments, block_tables });
+    }
+}
+
+impl Operation for Attention {
+    fn title(&self) -> (String, String) {
+        let Self { sequences, rows, context, heads, dtype } = self;
+        let name = if *rows == 1 { "attention, decode" } else { "attention, prefill" };
+        let Heads { query, kv, head_dim } = heads;
+        (format!("{name} {dtype:?}"), format!("{sequences} × {rows} of {context}, {query}/{kv} × {head_dim}"))
+    }
+    fn work(&self) -> Work {
+        let Self { sequences, rows, context, heads, dtype } = self;
+        let bytes = 2 * sequences * context * heads.kv * heads.head_dim * dtype.bytes();
+        let seen = sequences * rows * (2 * context - rows).div_ceil(2);
+        Work::memory(bytes).f32(4 * seen * heads.query * heads.head_dim)
+    }
+    fn small(&self) -> Self {
+        Self { sequences: 2, rows: self.rows.min(3), context: 300, ..self.clone() }
+    }
+    fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
+        let Self { sequences, rows, context, heads, dtype } = *self;
+        let (width, random) = (heads.qkv_width(), &mut Random::new(2));
+        let qkv: Vec<f32> = (0..CHUNK.max(sequences * rows) * width).map(|_| random.normal()).collect();
+        let mut qkv = upload(backend, &qkv, width);
+        let blocks = context.div_ceil(BLOCK_SIZE) * sequences;
+        let Heads { kv: kv_heads, head_dim, .. } = heads;
+        let shape = CacheShape { layers: 1, blocks, block_size: BLOCK_SIZE, kv_heads, head_dim, dtype };
+        let mut cache = backend.cache(shape).expect("memory");
+        let inv_freq = (0..head_dim / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
+        let rope = backend.rope(&RopeSpec { style: RopeStyle::Halves, inv_freq, scale: 1.0 }).expect("memory");
+        for sequence in 0..sequences {
+            for first in (0..context).step_by(CHUNK) {
+                let end = context.min(first + CHUNK);
+                self.begin(backend, sequence..sequence + 1, end - first, end);
+                backend.rope_and_cache(&mut qkv, &mut cache, 0, heads, None, None, 0.0, &rope);
+            }
+        }
+        self.begin(backend, 0..sequences, rows, context);
+        let out = backend.buffer(sequences * rows, heads.query_width()).expect("memory");
+        let mask = Mask { scale: (head_dim as f32).sqrt().recip(), window: None, soft_cap: None };
+        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.attention(out, &qkv, &cache, 0, heads, mask));
+        Ready { out, rows: sequences * rows, width: heads.query_width(), run }
+    }
+}
+
+/// What goes over rows of activations once.
+#[derive(Clone)]
+struct Rows {
+    kind: Kind,
+    rows: usize,
+    width: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Norm,
+    Gated,
+}
+
+impl Operation for Rows {
+    fn title(&self) -> (String, String) {
+        let name = if self.kind == Kind::Norm { "rms_norm" } else { "gated (silu)" };
+        (name.into(), format!("{} row(s) of {}", self.rows, self.width))
+    }
+    fn work(&self) -> Work {
+        let inputs = if self.kind == Kind::Norm { 1 } else { 2 };
+        Work::cache(4 * self.rows * self.width * inputs)
+    }
+    fn small(&self) -> Self {
+        Self { rows: self.rows.min(3), width: 96, ..self.clone() }
+    }
+    fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
+        let Self { kind, rows, width } = *self;
+        let random = &mut Random::new(3);
+        let x: Vec<f32> = (0..rows * width * 2).map(|_| random.normal()).collect();
+        let out = backend.buffer(rows, width).expect("memory");
+        let run: Box<dyn FnMut(&mut B, &mut B::Buffer)> = match kind {
+            Kind::Norm => {
+                let (x, weight) = (upload(backend, &x[..rows * width], width), backend.vector(&x[..width]).expect("memory"));
+                Box::new(move |backend, out| backend.rms_norm(out, &x, &weight, 1e-6, rows))
+            }
+            Kind::Gated => {
+                let x = upload(backend, &x, 2 * width);
+                Box::new(move |backend, out| backend.gated(out, &x, Activation::Silu, width, rows))
+            }
+        };
+        Ready { out, rows, width, run }
+    }
+}
+
+fn main() {
+    let bench = Bench::start("kernels", None);
+    let cpu = &mut CpuBackend::open(Default::default(), harness::LIMITS).expect("threads");
+
+    let inputs = 2048;
+    for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::BF16, DType::F32] {
+        // So many outputs that the last cache is of no help from one run to the next.
+        let bytes = bench.size(4 * octavo_kernels::cpu::limits::last_cache_bytes(), 1);
+        let outputs = (bytes / dtype.row_bytes(inputs).expect("whole blocks")).next_multiple_of(16);
+        line(&bench, cpu, &Linear { dtype, outputs, inputs, rows: 1 });
+        for rows in [8, 64, 256] {
+            line(&bench, cpu, &Linear { dtype, outputs: 4096, inputs, rows });
+        }
+    }
+    let heads = Heads { query: 32, kv: 8, head_dim: 128 };
+    for dtype in [CacheDtype::F16, CacheDtype::Bf16, CacheDtype::F32] {
+        line(&bench, cpu, &Attention { sequences: 32, rows: 1, context: 1024, heads, dtype });
+        line(&bench, cpu, &Attention { sequences: 1, rows: 256, context: 2048, heads, dtype });
+    }
+    for rows in [1, 64] {
+        line(&bench, cpu, &Rows { kind: Kind::Norm, rows, width: 2048 });
+        line(&bench, cpu, &Rows { kind: Kind::Gated, rows, width: 8192 });
+    }
+
+    let plain = Linear { dtype: DType::Q4_K, outputs: 256, inputs: bench.size(inputs, 256), rows: 1 };
+    let reference = &mut harness::reference(Activations::Int8);
+    let mut ready = plain.prepare(reference);
+    let (name, shape) = plain.title();
+    bench.line(&format!("  reference {name}"), &shape, plain.work(), || ready.run(reference));
+}
