@@ -105,7 +105,7 @@ fn try_to_load(path: &Path) -> Result<(), octavo::error::LoadError> {
     };
     MemoryPlan::new(&model.spec, &request)?;
     files.chat_template()?;
-    files.end_token_ids()?;
+    files.end_token_ids(&files.tokenizer()?)?;
     let mut backend = ReferenceBackend::new(LIMITS, Activations::F32);
     Weights::load(&files, &model, &mut backend, &mut |_, _| true)?;
     Ok(())
