@@ -51,6 +51,7 @@ impl World {
         let max_tokens = MAX_TOKENS / 2 + (id as usize * 7) % (MAX_TOKENS / 2);
         let request = Request {
             id: RequestId(id),
+            arrived: self.now,
             prompt: (0..PROMPT).map(token).collect(),
             params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
             wanted: Wanted::Tokens,
