@@ -24,12 +24,15 @@ trait Operation {
     fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B>;
 }
 
+/// What is timed: an operation with its inputs, over the backend and an output buffer.
+type Run<B> = Box<dyn FnMut(&mut B, &mut <B as Backend>::Buffer)>;
+
 /// An operation that can be run again and again.
 struct Ready<B: Backend> {
     out: B::Buffer,
     rows: usize,
     width: usize,
-    run: Box<dyn FnMut(&mut B, &mut B::Buffer)>,
+    run: Run<B>,
 }
 
 impl<B: Backend> Ready<B> {
@@ -124,7 +127,13 @@ impl Attention {
             block_tables.extend((0..blocks).map(|i| block(sequence, i)));
         }
         let (ids, block_tables) = (vec![0; positions.len()], &block_tables);
-        backend.begin(&StepInput { ids: &ids, positions: &positions, slots: &slots, segments: &segments, block_tables });
+        backend.begin(&StepInput {
+            ids: &ids,
+            positions: &positions,
+            slots: &slots,
+            segments: &segments,
+            block_tables,
+        });
     }
 }
 
@@ -165,7 +174,8 @@ impl Operation for Attention {
         self.begin(backend, 0..sequences, rows, context);
         let out = backend.buffer(sequences * rows, heads.query_width()).expect("memory");
         let mask = Mask { scale: (head_dim as f32).sqrt().recip(), window: None, soft_cap: None };
-        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.attention(out, &qkv, &cache, 0, heads, mask));
+        let run =
+            Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.attention(out, &qkv, &cache, 0, heads, mask));
         Ready { out, rows: sequences * rows, width: heads.query_width(), run }
     }
 }
@@ -201,9 +211,10 @@ impl Operation for Rows {
         let random = &mut Random::new(3);
         let x: Vec<f32> = (0..rows * width * 2).map(|_| random.normal()).collect();
         let out = backend.buffer(rows, width).expect("memory");
-        let run: Box<dyn FnMut(&mut B, &mut B::Buffer)> = match kind {
+        let run: Run<B> = match kind {
             Kind::Norm => {
-                let (x, weight) = (upload(backend, &x[..rows * width], width), backend.vector(&x[..width]).expect("memory"));
+                let (x, weight) =
+                    (upload(backend, &x[..rows * width], width), backend.vector(&x[..width]).expect("memory"));
                 Box::new(move |backend, out| backend.rms_norm(out, &x, &weight, 1e-6, rows))
             }
             Kind::Gated => {

@@ -26,9 +26,15 @@ fn cases(vocab: usize) -> Vec<(&'static str, SamplingParams)> {
         ("top-k 50", SamplingParams { top_k: 50, ..default.clone() }),
         ("top-p 0.95", SamplingParams { top_p: 0.95, ..default.clone() }),
         ("top-k 50, top-p 0.95", SamplingParams { top_k: 50, top_p: 0.95, ..default.clone() }),
-        ("penalties, greedy", SamplingParams { temperature: 0.0, repetition_penalty: 1.1, frequency_penalty: 0.1, ..default.clone() }),
+        (
+            "penalties, greedy",
+            SamplingParams { temperature: 0.0, repetition_penalty: 1.1, frequency_penalty: 0.1, ..default.clone() },
+        ),
         ("logprobs 20, greedy", SamplingParams { temperature: 0.0, logprobs: Some(20), ..default.clone() }),
-        ("allowed: half", SamplingParams { allowed_token_ids: Some((0..vocab as u32).step_by(2).collect()), ..default }),
+        (
+            "allowed: half",
+            SamplingParams { allowed_token_ids: Some((0..vocab as u32).step_by(2).collect()), ..default },
+        ),
     ]
 }
 
@@ -48,7 +54,9 @@ fn main() {
                 sampler.draw(&logits, &draw)
             });
             if name == "top-p 0.95" {
-                bench.line("  the same by sorting", &shape, work, || naive::probabilities(&logits, &draw, (&prompt, &[])));
+                bench.line("  the same by sorting", &shape, work, || {
+                    naive::probabilities(&logits, &draw, (&prompt, &[]))
+                });
             }
         }
     }

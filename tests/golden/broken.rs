@@ -28,7 +28,7 @@ fn header_of_safetensors(bytes: &[u8]) -> usize {
 /// A folder with a config and one file of weights, and that file.
 fn folder(scratch: &Scratch) -> std::path::PathBuf {
     let source = oracle::path("tiny/qwen3/bf16");
-    for name in ["config.json", "model.safetensors"] {
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         fs::write(scratch.0.join(name), fs::read(source.join(name)).unwrap()).unwrap();
     }
     scratch.0.join("model.safetensors")

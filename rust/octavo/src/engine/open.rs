@@ -197,9 +197,7 @@ impl Loader {
                 let refused = |source| LoadError::Backend { path: path.to_owned(), source };
                 self.on(path, CpuBackend::open(config, step).map_err(refused)?, files, model, plan)
             }
-            Device::Reference => {
-                self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan)
-            }
+            Device::Reference => self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan),
         }
     }
 

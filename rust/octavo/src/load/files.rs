@@ -94,9 +94,7 @@ impl ModelFiles {
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
         match &self.config {
-            Config::Gguf(metadata) => {
-                Tokenizer::from_gguf(metadata).map_err(|error| self.malformed(error.to_string()))
-            }
+            Config::Gguf(metadata) => Tokenizer::from_gguf(metadata).map_err(|error| self.malformed(error.to_string())),
             Config::HuggingFace(_) => folder_tokenizer(&self.path),
         }
     }

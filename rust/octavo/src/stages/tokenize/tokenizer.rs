@@ -53,7 +53,7 @@ pub enum Special {
 pub struct Encoding {
     /// The token ids.
     pub ids: Vec<u32>,
-    /// For each id its bytes in the text; an empty range for tokens that were added.
+    /// For each id its bytes in the text, which may be a part of a character; an empty range for tokens that were added.
     pub offsets: Vec<Range<usize>>,
 }
 
