@@ -1,8 +1,9 @@
-"""What a model costs on this machine, stage by stage: load, prefill, decode at two cache lengths, and concurrent requests.
+"""What a model costs on this machine, stage by stage: load, prefill, decode at two lengths, concurrent requests.
 
     python benches/offline.py [MODEL] [--tiny]
 
-Every figure is the median of a few runs, of random prompts that share no prefix. ``--tiny`` is for tests: one short run each.
+Every figure is the median of a few runs, of random prompts that share no prefix. ``--tiny`` is for tests: one short run
+each.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ def main() -> None:
         loaded = time.perf_counter()
         llm.generate([1, 2, 3], GREEDY, max_tokens=1)
         first = time.perf_counter()
-        print(f"{arguments.model} on {llm.facts.device}: ready in {loaded - begun:.2f} s, first token at {first - begun:.2f} s")
+        print(f"{arguments.model} on {llm.facts.device}")
+        print(f"ready in {loaded - begun:.2f} s, first token at {first - begun:.2f} s")
 
-        def median(measure: Callable[[], float]) -> float:
-            return statistics.median(measure() for _ in range(runs))
+        def line(what: str, measure: Callable[..., float], *sizes: int) -> None:
+            rate = statistics.median(measure(llm, *sizes) for _ in range(runs))
+            print(f"{what:36} {rate:8.0f} tok/s")
 
         for tokens in (512 // scale, 2048 // scale):
-            print(f"prefill {tokens:5} tokens             {median(lambda: prefill(llm, tokens)):8.0f} tok/s")
+            line(f"prefill, {tokens} tokens", prefill, tokens)
         for context in (128 // scale, 2048 // scale):
-            print(f"decode  at context {context:5}         {median(lambda: decode(llm, context, 64 // scale)):8.0f} tok/s")
+            line(f"decode at context {context}", decode, context, 64 // scale)
         for requests in (8, 16, 32):
-            rate = median(lambda: concurrent(llm, requests, 128 // scale))
-            print(f"{requests:3} requests, {128 // scale:3} in, {128 // scale:3} out     {rate:8.0f} tok/s generated, in all")
+            tokens = 128 // scale
+            line(f"{requests} requests of {tokens} in, {tokens} out", concurrent, requests, tokens)
 
 
 def prompt(llm: octavo.LLM, tokens: int) -> list[int]:

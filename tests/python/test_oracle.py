@@ -12,8 +12,8 @@ import pytest
 import octavo
 from conftest import GREEDY, ORACLE, assert_greedy, load_safetensors, real_prompts
 
-# Float activations are held to the 1e-4 of the oracle. 8-bit activations are noise, whose largest value is a matter of luck:
-# it may be this many times what the oracle saw of llama.cpp on the same file.
+# Float activations are held to the 1e-4 of the oracle. 8-bit activations are noise, whose largest value is a matter of
+# luck: it may be this many times what the oracle saw of llama.cpp on the same file.
 FLOAT_ATOL = 1e-4
 NOISE = 1.5
 SURE_MARGIN = 0.5
@@ -26,8 +26,8 @@ MODELS = [f"gguf/{name}" for name in GGUF] + [f"tiny/{name}/{dtype}" for name in
 
 
 def oracle(model: str) -> tuple[str, list[Any], dict[str, Any], float]:
-    """Path of the model, its prompts with what is expected, the arrays these name, and how far its logits may be off on the
-    CPU."""
+    """Path of the model, its prompts with what is expected, the arrays these name, and how far its logits may be off
+    on the CPU."""
     kind, name, *dtype = model.split("/")
     if kind == "gguf":
         expected = json.loads((ORACLE / kind / f"{name}.json").read_text())

@@ -16,8 +16,8 @@ _INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Takes an optional positional also after options: ``octavo run MODEL --json "text"``. By itself argparse gives it up
-    at the first option (before Python 3.13)."""
+    """Takes an optional positional also after options: ``octavo run MODEL --json "text"``. By itself argparse gives it
+    up at the first option (before Python 3.13)."""
 
     _inside = False
 
