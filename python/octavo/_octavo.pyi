@@ -374,6 +374,9 @@ class Machine:
     def threads(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
+    @property
+    def free_memory_bytes(self) -> int:
+        """What an engine would find free: what the system has available, within this process's limits."""
 
 def machine() -> Machine:
     """What this machine offers, and what octavo would use of it."""

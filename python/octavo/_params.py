@@ -11,8 +11,8 @@ class SamplingParams:
     """How tokens are chosen and when to stop. Checked when a request is made; an impossible value raises
     :class:`octavo.InvalidRequestError` with its name.
 
-    The steps run in this order: logit bias, allowed and banned tokens, penalties, temperature, ``top_k``, ``top_p``,
-    ``min_p``, then the draw. The same prompt, parameters and seed give the same tokens, whatever else is running.
+    The steps run in this order: allowed and banned tokens, logit bias, penalties, temperature, ``min_p``, ``top_k``,
+    ``top_p``, then the draw. The same prompt, parameters and seed give the same tokens, whatever else is running.
     """
 
     temperature: float = 1.0

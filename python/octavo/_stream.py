@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from octavo._errors import OctavoError
@@ -130,15 +131,17 @@ class _Outcome:
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
+        self._lock = Lock()
         self._result: Result | None = None
         self._error: OctavoError | None = None
 
     def get(self) -> Result:
-        if self._result is None and self._error is None:
-            try:
-                self._result = self._ticket.result()
-            except OctavoError as error:
-                self._error = error
+        with self._lock:
+            if self._result is None and self._error is None:
+                try:
+                    self._result = self._ticket.result()
+                except OctavoError as error:
+                    self._error = error
         if self._error is not None:
             raise self._error
         assert self._result is not None

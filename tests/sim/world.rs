@@ -104,6 +104,12 @@ impl World {
         self.settle();
     }
 
+    /// The executor is gone, and with it the step under way.
+    pub fn fail_all(&mut self, why: &str) {
+        self.scheduler.fail_all(why, self.now);
+        self.settle();
+    }
+
     pub fn submit(&mut self, request: Request) -> RequestId {
         let id = request.id;
         assert!(self.outcomes.insert(id, Outcome::default()).is_none(), "{id} twice");

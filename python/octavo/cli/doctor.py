@@ -35,7 +35,8 @@ def _run(_: argparse.Namespace) -> int:
                 ("  will use", f"{machine.isa} (OCTAVO_CPU_ISA overrides)"),
                 ("cores", _cores()),
                 ("  will use", f"{machine.threads} threads"),
-                ("memory", f"{format_bytes(machine.memory_bytes)}{_memory_limit()}, {_free()} free"),
+                ("memory", f"{format_bytes(machine.memory_bytes)}{_memory_limit()}"),
+                ("  free", format_bytes(machine.free_memory_bytes)),
                 ("GPU driver", _gpu()),
                 ("CUDA kernels", "not in this build: models run on the CPU"),
                 ("models", f"{cache_folder()} (OCTAVO_CACHE moves it)"),
@@ -57,13 +58,6 @@ def _cores() -> str:
 def _memory_limit() -> str:
     limit = _read("/sys/fs/cgroup/memory.max")
     return f" (limit of this container {format_bytes(int(limit))})" if limit.isdigit() else ""
-
-
-def _free() -> str:
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return format_bytes(int(line.split()[1]) * 1024)
-    return "unknown"
 
 
 def _read(path: str) -> str:

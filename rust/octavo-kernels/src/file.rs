@@ -1,6 +1,11 @@
 //! A read-only mapped file.
 
-use std::{fs::File, io, ops::Range, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    ops::Range,
+    path::Path,
+};
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
@@ -15,10 +20,11 @@ pub struct MappedFile(Mmap);
 impl MappedFile {
     /// Maps the whole of the file at `path`.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
+        // Asked before it is opened: opening a named pipe would wait for its writer.
+        if !fs::metadata(&path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
+        let file = File::open(path)?;
         // SAFETY: the bytes are only ever given out as `&[u8]` of a private read-only mapping. That nobody changes the
         // file meanwhile is the promise asked of the user in the type's documentation.
         let map = unsafe { Mmap::map(&file)? };

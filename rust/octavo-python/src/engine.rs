@@ -15,7 +15,7 @@ use crate::home::Home;
 use crate::params;
 use crate::prompt::{Chat, prompt, text};
 use crate::result::Asked;
-use crate::ticket::Ticket;
+use crate::ticket::{SLICE, Ticket};
 use crate::waker::Waker;
 
 /// A loaded model and the thread that runs it.
@@ -110,8 +110,13 @@ impl Engine {
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let engine = self.0.get()?;
-        py.detach(|| engine.stats()).map(Stats::from).map_err(refused)
+        let mut reply = self.0.get()?.stats().map_err(refused)?;
+        loop {
+            match py.detach(|| reply.within(SLICE)) {
+                Some(stats) => return stats.map(Stats::from).map_err(refused),
+                None => py.check_signals()?,
+            }
+        }
     }
 
     fn close(&self, py: Python<'_>) {
@@ -123,7 +128,7 @@ impl Engine {
 }
 
 /// Token ids of a text, the bytes of each, and where in the text it came from.
-#[pyclass(module = "octavo", frozen)]
+#[pyclass(module = "octavo._octavo", frozen)]
 pub struct Encoding {
     #[pyo3(get)]
     ids: Vec<u32>,

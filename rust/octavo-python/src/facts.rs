@@ -5,7 +5,7 @@ use octavo::schedule::SchedulerStats;
 use pyo3::prelude::*;
 
 /// What was fixed when the model was loaded.
-#[pyclass(module = "octavo", frozen, get_all)]
+#[pyclass(module = "octavo._octavo", frozen, get_all)]
 pub struct Facts {
     architecture: String,
     device: String,
@@ -53,7 +53,7 @@ impl Facts {
 }
 
 /// Counts, now and since the beginning.
-#[pyclass(module = "octavo", frozen, get_all)]
+#[pyclass(module = "octavo._octavo", frozen, get_all)]
 pub struct Stats {
     running: usize,
     waiting: usize,

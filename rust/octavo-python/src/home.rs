@@ -6,12 +6,12 @@ use pyo3::prelude::*;
 use crate::errors::EngineClosedError;
 
 /// A value of the process that made it. Elsewhere it cannot be reached, and is leaked rather than dropped.
-pub struct Home<T> {
+pub struct Home<T: Send> {
     pid: u32,
     value: Option<T>,
 }
 
-impl<T> Home<T> {
+impl<T: Send> Home<T> {
     pub fn new(value: T) -> Self {
         Self { pid: std::process::id(), value: Some(value) }
     }
@@ -34,10 +34,16 @@ impl<T> Home<T> {
     }
 }
 
-impl<T> Drop for Home<T> {
+impl<T: Send> Drop for Home<T> {
     fn drop(&mut self) {
+        let value = self.value.take();
         if !self.is_here() {
-            std::mem::forget(self.value.take());
+            std::mem::forget(value);
+            return;
         }
+        // The last owner of an engine waits for its thread; other Python threads go on meanwhile. Python drops its objects
+        // with the GIL held, so attaching costs nothing (and cannot be done while the interpreter goes away).
+        let mut value = Some(value);
+        Python::try_attach(|py| py.detach(|| drop(value.take())));
     }
 }

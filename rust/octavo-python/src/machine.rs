@@ -60,6 +60,7 @@ pub struct Machine {
     isa_available: Vec<String>,
     threads: usize,
     memory_bytes: u64,
+    free_memory_bytes: u64,
 }
 
 /// What this machine offers, and what octavo would use of it.
@@ -71,5 +72,6 @@ pub fn machine() -> Machine {
         isa_available: found.isa_available.iter().map(ToString::to_string).collect(),
         threads: found.cores,
         memory_bytes: found.memory_bytes,
+        free_memory_bytes: found.free_memory_bytes,
     }
 }

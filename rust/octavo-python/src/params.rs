@@ -99,11 +99,12 @@ fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: &str) -> Result
     });
     Ok(Options {
         choices,
-        wanted: Some(match wanted {
+        wanted: match wanted {
+            "tokens" => Wanted::Tokens,
             "last_logits" => Wanted::LastLogits,
             "all_logits" => Wanted::AllLogits,
-            _ => Wanted::Tokens,
-        }),
+            _ => return Err(format!("wanted must be 'tokens', 'last_logits' or 'all_logits', not {wanted:?}")),
+        },
         priority: fields.get("priority", "a whole number of at most 32 bits")?,
         deadline: deadline.transpose()?,
         cache_salt: fields.get("cache_salt", "a str")?,

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use octavo::engine::{self, ChoiceResult, Next, SubmitError};
+use octavo::engine::{self, ChoiceResult, Next};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use crate::chunk::Chunk;
-use crate::errors::{EngineClosedError, failed};
+use crate::errors::{OctavoError, failed};
 use crate::home::Home;
 use crate::result::{Asked, RequestResult};
 
 /// How long a wait goes without letting Ctrl-C through.
-const SLICE: Duration = Duration::from_millis(50);
+pub const SLICE: Duration = Duration::from_millis(50);
 
 /// A call in flight. Dropping it gives it up.
 #[pyclass(module = "octavo._octavo", frozen)]
@@ -60,17 +60,13 @@ impl Ticket {
 
     fn take(&self) -> PyResult<Vec<ChoiceResult>> {
         let results = self.ticket.get()?.take_results();
-        results.ok_or_else(|| EngineClosedError::new_err("the engine has been closed"))
+        results.ok_or_else(|| OctavoError::new_err("the answer is not complete, or has been taken already"))
     }
 
     /// The error that the choices' ends stand for, if any.
-    fn failure(&self, py: Python<'_>, results: &[ChoiceResult]) -> PyResult<Option<PyErr>> {
-        let failed_with = |closed| results.iter().find_map(|result| failed(&result.finish, closed));
-        if failed_with(false).is_none() {
-            return Ok(None);
-        }
-        let engine = self.engine.get()?;
-        Ok(failed_with(matches!(py.detach(|| engine.stats()), Err(SubmitError::Closed(_)))))
+    fn failure(&self, results: &[ChoiceResult]) -> PyResult<Option<PyErr>> {
+        let closed = !self.engine.get()?.is_open();
+        Ok(results.iter().find_map(|result| failed(&result.finish, closed)))
     }
 }
 
@@ -100,7 +96,7 @@ impl Ticket {
 
     fn result(&self, py: Python<'_>) -> PyResult<Py<RequestResult>> {
         let results = self.take()?;
-        let failure = self.failure(py, &results)?;
+        let failure = self.failure(&results)?;
         let result = Py::new(py, RequestResult::new(py, self.ticket.get()?, results, &self.asked)?)?;
         match failure {
             None => Ok(result),
@@ -113,7 +109,7 @@ impl Ticket {
 
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         let results = self.take()?;
-        if let Some(error) = self.failure(py, &results)? {
+        if let Some(error) = self.failure(&results)? {
             return Err(error);
         }
         let logits = results.first().map_or(&[][..], |first| &first.logits);

@@ -45,7 +45,8 @@ impl Waker {
     /// To be called when it is readable, before looking into mailboxes: what arrives afterwards wakes again.
     fn clear(&self) -> PyResult<()> {
         (&self.0.reader).read_exact(&mut [0])?;
-        self.0.pending.store(false, Ordering::Release);
+        // Acquires what was put into mailboxes before the byte was written.
+        self.0.pending.swap(false, Ordering::AcqRel);
         Ok(())
     }
 }

@@ -235,7 +235,7 @@ pub struct Request {
     pub deadline: Option<Time>,
     /// Namespace of cached blocks: prefixes are shared only inside one.
     pub cache_salt: Arc<str>,
-    /// Whose request it is, for fair sharing.
+    /// Whose request it is. Kept for fair sharing, which is not there yet.
     pub user: Arc<str>,
     /// When it came through the door; it has been queueing since.
     pub arrived: Time,

@@ -182,12 +182,11 @@ impl Sequence {
         }
     }
 
-    /// The planned rows have been run, in a step of `rows` rows of `sequences` sequences.
-    pub fn advance(&mut self, rows: usize, sequences: usize) {
+    /// The planned rows have been run, in a step of `sequences` sequences.
+    pub fn advance(&mut self, sequences: usize) {
         let record = &mut self.record;
         record.steps += 1;
         record.chunks += usize::from(self.generated.is_empty());
-        record.neighbour_rows += (rows - self.planned) as u64;
         record.neighbour_sequences += (sequences - 1) as u64;
         record.computed_tokens += self.planned;
         let computed = self.computed + self.planned;

@@ -168,7 +168,7 @@ impl Shared {
         let before = self.state.load(Ordering::Relaxed);
         debug_assert_eq!(before & (OPEN | INSIDE), 0);
         // SeqCst pairs with the worker that announces itself parked and then looks at the state once more.
-        self.state.store((before + ONE_REGION) | OPEN, Ordering::SeqCst);
+        self.state.store(before.wrapping_add(ONE_REGION) | OPEN, Ordering::SeqCst);
     }
 
     /// Lets no more workers in and waits until the last has left.

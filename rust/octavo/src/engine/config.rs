@@ -86,8 +86,16 @@ impl EngineConfig {
                 self.max_num_seqs
             ));
         }
-        if self.batched_tokens() > 1 << 16 || self.max_num_seqs > 1 << 16 {
-            return Err("max_num_batched_tokens and max_num_seqs may be at most 65536".into());
+        let most = [
+            ("max_num_batched_tokens", self.batched_tokens(), 1 << 16),
+            ("max_num_seqs", self.max_num_seqs, 1 << 13),
+            ("max_queue", self.max_queue, 1 << 24),
+            ("threads", self.threads.unwrap_or(1), 1 << 10),
+        ];
+        for (name, value, most) in most {
+            if value > most {
+                return Err(format!("{name} may be at most {most}, not {value}"));
+            }
         }
         Ok(())
     }

@@ -2,12 +2,13 @@
 //! (template, tokenizing, checking) happens on the caller's thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
+use super::outlet::Outlet;
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
 use crate::schedule::{SchedulerConfig, SchedulerStats};
@@ -27,12 +28,12 @@ pub enum Prompt {
 }
 
 /// Everything about a call besides its prompt and parameters.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Options {
     /// How many answers.
     pub choices: usize,
-    /// What is wanted back; `None`: tokens.
-    pub wanted: Option<Wanted>,
+    /// What is wanted back.
+    pub wanted: Wanted,
     /// Higher goes first.
     pub priority: i32,
     /// How long the answer is worth something.
@@ -45,6 +46,21 @@ pub struct Options {
     pub every_token: bool,
     /// Told when something arrives.
     pub waker: Option<Arc<dyn Wake>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            choices: 1,
+            wanted: Wanted::Tokens,
+            priority: 0,
+            deadline: None,
+            cache_salt: String::new(),
+            user: String::new(),
+            every_token: false,
+            waker: None,
+        }
+    }
 }
 
 /// Why a call was not taken. Nothing has been computed.
@@ -98,7 +114,7 @@ pub struct Facts {
 /// What goes to the engine thread.
 pub(super) enum Message {
     /// A new request and where its answer goes.
-    Submit(Box<Request>, Box<TextStream>, Arc<Mailbox>, usize),
+    Submit(Box<Request>, Box<Outlet>),
     /// Give this one up.
     Cancel(RequestId),
     /// Answer with the state of things.
@@ -130,11 +146,18 @@ impl Shared {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
     }
 
+    /// Why it is closed.
+    pub fn reason(&self) -> String {
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        closed.clone().unwrap_or_else(|| CLOSED.to_owned())
+    }
+
+    fn is_open(&self) -> bool {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     fn open(&self) -> Result<(), SubmitError> {
-        match &*self.closed.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(()),
-            Some(reason) => Err(SubmitError::Closed(reason.clone())),
-        }
+        if self.is_open() { Ok(()) } else { Err(SubmitError::Closed(self.reason())) }
     }
 }
 
@@ -176,19 +199,21 @@ impl Engine {
 
     /// The token ids of a prompt, as the engine will run them.
     pub fn token_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, SubmitError> {
-        match prompt {
-            Prompt::Tokens(ids) => match ids.iter().position(|&id| id as usize >= self.facts.vocab) {
-                None => Ok(ids.clone()),
-                Some(at) => Err(SubmitError::Invalid(format!(
-                    "prompt[{at}] is {}, the vocabulary has {} tokens",
-                    ids[at], self.facts.vocab
-                ))),
-            },
+        let ids = match prompt {
+            Prompt::Tokens(ids) => ids.clone(),
             Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
-                Ok(encoding) => Ok(without_second_bos(encoding.ids, self.tokenizer.bos())),
-                Err(error) => Err(SubmitError::Invalid(error.to_string())),
+                Ok(encoding) => without_second_bos(encoding.ids, self.tokenizer.bos()),
+                Err(error) => return Err(SubmitError::Invalid(error.to_string())),
             },
-            Prompt::Chat(input) => Ok(self.render(input)?.encoding.ids),
+            Prompt::Chat(input) => self.render(input)?.encoding.ids,
+        };
+        // A tokenizer may know more tokens than the model has embeddings for.
+        match ids.iter().position(|&id| id as usize >= self.facts.vocab) {
+            None => Ok(ids),
+            Some(at) => {
+                let (id, vocab) = (ids[at], self.facts.vocab);
+                Err(SubmitError::Invalid(format!("prompt[{at}] is {id}, the vocabulary has {vocab} tokens")))
+            }
         }
     }
 
@@ -204,8 +229,7 @@ impl Engine {
             )));
         }
         let ids: Arc<[u32]> = self.token_ids(prompt)?.into();
-        let wanted = options.wanted.unwrap_or(Wanted::Tokens);
-        limits::fits(&self.limits, ids.len(), wanted).map_err(SubmitError::Invalid)?;
+        limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         self.enter(options.choices)?;
         Ok(self.send(ids, params, options, begun))
     }
@@ -232,18 +256,22 @@ impl Engine {
                 id,
                 prompt: prompt.clone(),
                 params: params.clone(),
-                wanted: options.wanted.unwrap_or(Wanted::Tokens),
+                wanted: options.wanted,
                 seed: self.seed(&params, first, index),
                 end_token_ids: end_token_ids.clone(),
                 priority: options.priority,
-                deadline: options.deadline.map(|span| Time(begun.0.saturating_add(span.as_nanos() as u64))),
+                deadline: options.deadline.map(|span| {
+                    let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+                    Time(begun.0.saturating_add(nanoseconds))
+                }),
                 cache_salt: cache_salt.clone(),
                 user: user.clone(),
                 arrived,
             };
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
-            // A closed inbox drops the message, and with it the only other owner of the mailbox: see `Ticket::orphaned`.
-            let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(text), mailbox.clone(), index));
+            let outlet = Outlet::new(&request, text, mailbox.clone(), index, self.shared.clone());
+            // A closed inbox drops the message, and the outlet in it ends the choice.
+            let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
         Ticket {
             mailbox,
@@ -251,7 +279,6 @@ impl Engine {
             ids: first..first + options.choices as u64,
             prompt,
             tokenize_ns: arrived.since(begun),
-            begun,
             shared: self.shared.clone(),
         }
     }
@@ -262,33 +289,48 @@ impl Engine {
         if index == 0 { call } else { random::mix(call, index as u64) }
     }
 
-    /// Counters and gauges, as of the end of the current step.
-    pub fn stats(&self) -> Result<SchedulerStats, SubmitError> {
+    /// Whether it takes calls.
+    pub fn is_open(&self) -> bool {
+        self.shared.is_open()
+    }
+
+    /// Asks for counters and gauges, as of the end of the current step.
+    pub fn stats(&self) -> Result<StatsReply, SubmitError> {
         self.shared.open()?;
-        let (answer, reply): (SyncSender<SchedulerStats>, Receiver<_>) = sync_channel(1);
-        let gone = || SubmitError::Closed("the engine has been closed".into());
-        self.inbox.send(Message::Stats(answer)).map_err(|_| gone())?;
-        reply.recv().map_err(|_| gone())
+        let (answer, reply) = sync_channel(1);
+        // A closed inbox drops the message, and the reply says so.
+        let _ = self.inbox.send(Message::Stats(answer));
+        Ok(StatsReply { reply, shared: self.shared.clone() })
     }
 
     /// Ends every request in flight with an error, stops the thread and frees the model. Idempotent; returns once all is
     /// freed.
     pub fn close(&self) {
-        self.shared.close("the engine has been closed");
+        self.shared.close(CLOSED);
         self.shared.closing.store(true, Ordering::Release);
         let _ = self.inbox.send(Message::Close);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        // Held while waiting, so that a second caller waits as well.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
             // The thread turns its own panics into errors of the requests; there is nothing left to report.
             let _ = thread.join();
         }
     }
+}
 
-    /// Forgets the thread without waiting for it: for a forked child, in which it does not exist.
-    pub fn abandon(&self) {
-        self.shared.close("this LLM belongs to another process");
-        if let Ok(mut thread) = self.thread.try_lock() {
-            thread.take();
+/// Counters that have been asked for.
+pub struct StatsReply {
+    reply: Receiver<SchedulerStats>,
+    shared: Arc<Shared>,
+}
+
+impl StatsReply {
+    /// Waits for them, up to `patience`. `None`: not yet.
+    pub fn within(&mut self, patience: Duration) -> Option<Result<SchedulerStats, SubmitError>> {
+        match self.reply.recv_timeout(patience) {
+            Ok(stats) => Some(Ok(stats)),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(SubmitError::Closed(self.shared.reason()))),
         }
     }
 }
@@ -298,6 +340,9 @@ impl Drop for Engine {
         self.close();
     }
 }
+
+/// What calls hear that come after the end.
+pub(super) const CLOSED: &str = "the engine has been closed";
 
 /// A text that already begins with BOS (a rendered template, say) gets no second one.
 fn without_second_bos(mut ids: Vec<u32>, bos: Option<u32>) -> Vec<u32> {
@@ -326,34 +371,23 @@ pub struct Ticket {
     ids: std::ops::Range<u64>,
     prompt: Arc<[u32]>,
     tokenize_ns: u64,
-    begun: Time,
     shared: Arc<Shared>,
 }
 
 impl Ticket {
     /// Waits for something new, up to `patience`.
     pub fn next_within(&self, patience: Duration) -> Next {
-        match self.mailbox.next_within(patience) {
-            Next::NotYet if self.orphaned() => Next::Finished,
-            next => next,
-        }
+        self.mailbox.next_within(patience)
     }
 
     /// Whether all is over; waits for it up to `patience`.
     pub fn finished_within(&self, patience: Duration) -> bool {
-        self.mailbox.finished_within(patience) || self.orphaned()
+        self.mailbox.finished_within(patience)
     }
 
-    /// Moves the finished choices out. `None` before the end, or if they have been taken, or if the engine went away
-    /// before it saw the call.
+    /// Moves the finished choices out. `None` before the end, or if they have been taken.
     pub fn take_results(&self) -> Option<Vec<ChoiceResult>> {
         self.mailbox.take_results()
-    }
-
-    /// The engine is gone and will never fill the mailbox. (It fills every mailbox it has seen before it goes; what was
-    /// still in its inbox it dropped.)
-    fn orphaned(&self) -> bool {
-        Arc::strong_count(&self.mailbox) == 1 && !self.mailbox.finished_within(Duration::ZERO)
     }
 
     /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended.
@@ -371,11 +405,6 @@ impl Ticket {
     /// Nanoseconds from the door to the queue: template, tokenizing, checks.
     pub fn tokenize_ns(&self) -> u64 {
         self.tokenize_ns
-    }
-
-    /// When the call came.
-    pub fn begun(&self) -> Time {
-        self.begun
     }
 
     /// The engine's clock, for the time a finished answer waits for its reader.

@@ -11,6 +11,6 @@ mod outlet; // tokens → text → mailbox, on the engine thread
 mod run; // the loop
 
 pub use config::EngineConfig;
-pub use handle::{Engine, Facts, Options, Prompt, SubmitError, Ticket};
+pub use handle::{Engine, Facts, Options, Prompt, StatsReply, SubmitError, Ticket};
 pub use mailbox::{ChoiceResult, Next, Update, Wake};
 pub use open::open;

@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use octavo_kernels::cpu::{CpuBackend, CpuConfig};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
@@ -63,12 +63,17 @@ pub fn open(
             end_token_ids: loaded.end_token_ids,
         }),
         Err(error) => {
+            // A model that was loaded all the same ends with its inbox.
+            drop(inbox);
             // What it had taken is freed when it ends, and is free when the caller hears of the error.
             let _ = thread.join();
             Err(error)
         }
     }
 }
+
+/// How long the caller goes without being asked whether to go on.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What the loading thread has to say.
 enum News {
@@ -91,16 +96,23 @@ fn listen(
     shared: &Shared,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<Box<Loaded>, LoadError> {
+    let mut known = None;
     loop {
-        match news.recv() {
-            Ok(News::Progress(done, total)) => {
-                if !progress(done, total) {
-                    shared.closing.store(true, Ordering::Release);
-                }
-            }
+        match news.recv_timeout(PATIENCE) {
+            Ok(News::Progress(done, total)) => known = Some((done, total)),
+            Ok(News::Loaded(_)) if shared.closing.load(Ordering::Acquire) => return Err(LoadError::Interrupted),
             Ok(News::Loaded(loaded)) => return Ok(loaded),
             Ok(News::Failed(error)) => return Err(error),
-            Err(_) => return Err(LoadError::Setting("the engine's thread stopped on an internal error".to_owned())),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(LoadError::Setting("the engine's thread stopped on an internal error".to_owned()));
+            }
+        }
+        // Also when there is nothing new: it is how the caller gets to end a load that is busy elsewhere.
+        if let Some((done, total)) = known
+            && !progress(done, total)
+        {
+            shared.closing.store(true, Ordering::Release);
         }
     }
 }
@@ -164,9 +176,11 @@ impl Loader {
     }
 
     fn plan_memory(&self, files: &ModelFiles, model: &Model) -> Result<MemoryPlan, LoadError> {
+        let weights_bytes = weights::check(files, model)?;
+        let _ = self.news.send(News::Progress(0, weights_bytes));
         let request = MemoryRequest {
             free_bytes: free_memory_bytes(),
-            weights_bytes: weights::check(files, model)?,
+            weights_bytes,
             max_num_batched_tokens: self.config.batched_tokens(),
             max_num_seqs: self.config.max_num_seqs,
             max_model_len: self.config.max_model_len,

@@ -1,30 +1,37 @@
 //! From a drawn token to the caller's mailbox: text, stop strings, wake-ups. Runs on the engine thread.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use super::handle::Shared;
 use super::mailbox::{Mailbox, Wake};
 use crate::execute::Drawn;
 use crate::observe::anatomy::RequestRecord;
-use crate::request::{Finish, Request, SamplingParams, StopReason};
+use crate::request::{Finish, Request, SamplingParams, StopReason, Time};
 use crate::stages::stream::TextStream;
 
-/// One choice's way out.
+/// One choice's way out, made at the door. Whatever becomes of it, its choice ends: one that is dropped before its end (the
+/// engine closed or died, or was gone already) ends it with an error.
 pub(super) struct Outlet {
-    text: Box<TextStream>,
+    text: TextStream,
     mailbox: Arc<Mailbox>,
     index: usize,
     params: Arc<SamplingParams>,
     end_token_ids: Arc<[u32]>,
+    arrived: Time,
     tokens: usize,
     /// The stop string that has ended the text; later tokens of the same step are not shown.
     stopped: Option<String>,
+    ended: bool,
+    shared: Arc<Shared>,
 }
 
 impl Outlet {
-    /// For the choice `index` of `mailbox`.
-    pub fn new(request: &Request, text: Box<TextStream>, mailbox: Arc<Mailbox>, index: usize) -> Self {
-        let (params, end_token_ids) = (request.params.clone(), request.end_token_ids.clone());
-        Self { text, mailbox, index, params, end_token_ids, tokens: 0, stopped: None }
+    /// For the choice `index` of `mailbox`. Holds one of the places that `shared` counts.
+    pub fn new(request: &Request, text: TextStream, mailbox: Arc<Mailbox>, index: usize, shared: Arc<Shared>) -> Self {
+        let Request { params, end_token_ids, arrived, .. } = request;
+        let (params, end_token_ids, arrived) = (params.clone(), end_token_ids.clone(), *arrived);
+        Self { text, mailbox, index, params, end_token_ids, arrived, tokens: 0, stopped: None, ended: false, shared }
     }
 
     /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.
@@ -46,20 +53,19 @@ impl Outlet {
         self.end_token_ids.contains(&token_id) || self.params.stop_token_ids.contains(&token_id)
     }
 
-    /// Ends the choice.
+    /// Ends the choice and gives its place back.
     pub fn finish(&mut self, finish: Finish, record: RequestRecord) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
         // A stop string found in a request's very last token: the scheduler had already ended it for its length.
         let finish = match (self.stopped.take(), finish) {
             (Some(stop), Finish::Length) => Finish::Stop(StopReason::StopString(stop)),
             (_, finish) => finish,
         };
         let tail = self.text.finish();
+        self.shared.live.fetch_sub(1, Ordering::AcqRel);
         self.mailbox.finish(self.index, &tail, finish, record);
-    }
-
-    /// Ends the choice because the engine ends.
-    pub fn fail(&mut self, reason: &str) {
-        self.finish(Finish::Error(reason.to_owned()), RequestRecord::default());
     }
 
     /// Notes whom to wake for a new token.
@@ -86,5 +92,26 @@ impl Outlet {
     /// Which choice of its call this is.
     pub fn index(&self) -> usize {
         self.index
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let now = self.shared.now();
+        // Nobody counted where the time went; it is told as waiting, so that the parts are still the whole.
+        let mut record = RequestRecord {
+            submitted: self.arrived,
+            finished: now,
+            completion_tokens: self.tokens,
+            ..RequestRecord::default()
+        };
+        record.stages.queue.budget = now.since(self.arrived);
+        self.finish(Finish::Error(self.shared.reason()), record);
+        if let Some(waker) = self.mailbox.waker() {
+            waker.wake();
+        }
     }
 }

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, TryRecvError};
 
-use super::handle::{Message, Shared};
+use super::handle::{CLOSED, Message, Shared};
 use super::mailbox::Wake;
 use super::outlet::Outlet;
 use crate::execute::Executor;
@@ -36,19 +35,19 @@ impl Runner {
     /// Runs until closed. Whatever happens, every request ends: a panic (our own mistake) or a failing device ends them
     /// with an error, and the engine with them.
     pub fn run(mut self) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.until_closed()));
-        let reason = match outcome {
-            Ok(Ok(())) => "the engine has been closed".to_owned(),
-            Ok(Err(failure)) => format!("the engine stopped: {failure}"),
-            Err(panic) => format!("the engine stopped on an internal error: {}", panic_text(&*panic)),
-        };
-        self.shared.close(&reason);
-        // The scheduler may be what panicked, so it is not asked again; the outlets know who is still waiting.
-        for (_, mut outlet) in self.outlets.drain() {
-            outlet.fail(&reason);
-            outlet.wake_at_end(&mut self.touched);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let reason = match self.until_closed() {
+                Ok(()) => CLOSED.to_owned(),
+                Err(failure) => format!("the engine stopped: {failure}"),
+            };
+            self.shared.close(&reason);
+            self.scheduler.fail_all(&reason, self.shared.now());
+            self.deliver();
+        }));
+        if let Err(panic) = outcome {
+            self.shared.close(&format!("the engine stopped on an internal error: {}", panic_text(&*panic)));
         }
-        self.wake_all();
+        // What is left, here or in the inbox, ends as it is dropped (see `Outlet`).
     }
 
     fn until_closed(&mut self) -> Result<(), String> {
@@ -68,6 +67,8 @@ impl Runner {
         let computed = match batch {
             None => false,
             Some(batch) => {
+                // Who has ended before this step hears of it before this step.
+                self.deliver();
                 self.executor.launch(&batch)?;
                 let output = self.executor.collect()?;
                 self.scheduler.commit(batch, output, self.shared.now());
@@ -92,27 +93,16 @@ impl Runner {
         }
     }
 
-    /// Sleeps until a command arrives or the next deadline passes.
+    /// Sleeps until a command arrives. (Nothing else can bring work: a living request always has something to run.)
     fn wait(&mut self) -> Flow {
-        let message = match self.scheduler.next_deadline() {
-            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => {
-                let patience = Duration::from_nanos(deadline.since(self.shared.now()));
-                self.inbox.recv_timeout(patience)
-            }
-        };
-        match message {
-            Ok(message) => self.apply(message),
-            Err(RecvTimeoutError::Timeout) => Flow::On,
-            Err(RecvTimeoutError::Disconnected) => Flow::Closed,
-        }
+        self.inbox.recv().map_or(Flow::Closed, |message| self.apply(message))
     }
 
     fn apply(&mut self, message: Message) -> Flow {
         let now = self.shared.now();
         match message {
-            Message::Submit(request, text, mailbox, index) => {
-                self.outlets.insert(request.id, Outlet::new(&request, text, mailbox, index));
+            Message::Submit(request, outlet) => {
+                self.outlets.insert(request.id, *outlet);
                 self.scheduler.apply(Command::Submit(request), now);
             }
             Message::Cancel(id) => self.scheduler.apply(Command::Cancel(id), now),
@@ -151,7 +141,6 @@ impl Runner {
                 }
                 Event::Finished { id, finish, record } => {
                     let Some(mut outlet) = self.outlets.remove(&id) else { continue };
-                    self.shared.live.fetch_sub(1, Ordering::AcqRel);
                     outlet.finish(finish, *record);
                     outlet.wake_at_end(&mut self.touched);
                 }

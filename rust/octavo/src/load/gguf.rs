@@ -1,5 +1,5 @@
 //! The only reader of GGUF files. Every length in the file is checked against the bytes that are left before anything is
-//! allocated for it, so a hostile file costs no more memory than its own size.
+//! allocated for it, so a hostile file costs no more memory than a small multiple of its own size.
 //!
 //! The format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 
@@ -85,11 +85,6 @@ impl Gguf {
 }
 
 impl TensorInfo {
-    /// Values in the tensor; `None` if the product overflows.
-    pub fn elements(&self) -> Option<usize> {
-        self.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
-    }
-
     /// The bytes `[offset, offset + length)` of the file, if the file has them.
     pub fn range(&self, length: usize, file_len: usize) -> Result<Range<usize>, String> {
         let start = usize::try_from(self.offset).ok().filter(|&start| start <= file_len);

@@ -86,11 +86,6 @@ impl Tensors {
         self.by_name.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// The files' paths.
-    pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(|(path, _)| path.as_path())
-    }
-
     /// Bytes of all files together.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|(_, file)| file.bytes().len() as u64).sum()

@@ -90,11 +90,6 @@ impl DecoderSpec {
         }
     }
 
-    /// The longest reach back that any layer needs: `None` when a layer sees everything.
-    pub fn longest_window(&self) -> Option<usize> {
-        self.layers.iter().map(|layer| layer.window).try_fold(0, |longest, window| Some(longest.max(window?)))
-    }
-
     /// Checks what the numbers owe each other. The error says what was wanted and what was found.
     pub fn check(&self) -> Result<(), String> {
         let Heads { query, kv, head_dim } = self.heads;
@@ -122,6 +117,9 @@ impl DecoderSpec {
             if !value.is_finite() || value < 0.0 {
                 return Err(format!("the {name} is {value}"));
             }
+        }
+        if [self.attention_soft_cap, self.logits_soft_cap].contains(&Some(0.0)) {
+            return Err("a soft-cap of 0 leaves nothing of what it caps".into());
         }
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return Err("a sliding window of 0 positions".into());

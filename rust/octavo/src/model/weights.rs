@@ -90,7 +90,7 @@ trait Sink {
     const READS: bool;
 }
 
-/// Looks at headers only.
+/// Counts matrices without reading them; norms and biases are small, and are read.
 struct Count;
 
 impl Sink for Count {

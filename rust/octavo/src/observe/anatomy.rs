@@ -113,8 +113,6 @@ pub struct RequestRecord {
     pub preemptions: usize,
     /// Sequences that were in these steps besides it, added up over steps.
     pub neighbour_sequences: u64,
-    /// Token rows of others in these steps, added up over steps.
-    pub neighbour_rows: u64,
     /// The rent of the KV cache in block-nanoseconds. A block that `n` sequences hold costs each of them an `n`th; over all
     /// requests the rents sum to the time that blocks were owned.
     pub block_ns: u128,

@@ -4,6 +4,8 @@ use std::thread::available_parallelism;
 
 use octavo_kernels::cpu::Isa;
 
+use crate::execute::machine::free_memory_bytes;
+
 /// What this machine offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
@@ -15,6 +17,8 @@ pub struct Machine {
     pub cores: usize,
     /// Bytes of memory.
     pub memory_bytes: u64,
+    /// Bytes that an engine would find free: what the system has available, within this process's limits.
+    pub free_memory_bytes: u64,
 }
 
 /// Asks the machine.
@@ -24,6 +28,7 @@ pub fn machine() -> Machine {
         isa: Isa::from_environment().map_or_else(|error| error.to_string(), Isa::describe),
         cores: available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes().unwrap_or(0),
+        free_memory_bytes: free_memory_bytes().unwrap_or(0),
     }
 }
 

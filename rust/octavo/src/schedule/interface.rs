@@ -67,8 +67,6 @@ pub enum Command {
         /// Which string.
         text: String,
     },
-    /// The engine closes: end everything, take nothing more.
-    CloseAll,
 }
 
 /// What the scheduler has to say.

@@ -77,18 +77,10 @@ impl Scheduler {
             Command::Submit(request) => self.submit(request, now),
             Command::Cancel(id) => self.end(id, Finish::Cancelled, now),
             Command::StopString { id, text } => self.end(id, Finish::Stop(StopReason::StopString(text)), now),
-            Command::CloseAll => {
-                self.closed = true;
-                let mut living: Vec<_> = self.orders.iter().map(|(&id, &order)| (order, id)).collect();
-                living.sort_unstable();
-                for (_, id) in living {
-                    self.end(id, Finish::Error(CLOSED.into()), now);
-                }
-            }
         }
     }
 
-    /// Plans one step. `None`: nothing is to be computed, until a command comes or [`Self::next_deadline`] passes.
+    /// Plans one step. `None`: nobody lives, and nothing is to be computed until a command comes.
     ///
     /// The order is the policy: who speaks keeps speaking; the oldest half-read prompt gets on; short prompts may overtake
     /// it; what is left goes to half-read prompts and then to whoever is next.
@@ -149,7 +141,7 @@ impl Scheduler {
         for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
             let output = std::mem::take(&mut outputs[sequence.entry]);
             let gave_rows = sequence.gives_rows();
-            sequence.advance(rows, sequences);
+            sequence.advance(sequences);
             self.publish(sequence);
             if sequence.ending.is_none() {
                 self.give(sequence, output, gave_rows, now);
@@ -173,6 +165,11 @@ impl Scheduler {
     /// Hands out what the executor gave for a sequence, and notes whether it has ended.
     fn give(&mut self, sequence: &mut Sequence, output: EntryOutput, gave_rows: bool, now: Time) {
         let id = sequence.request.id;
+        if let Some(Err(why)) = output.drawn {
+            // Also of a chunk that was to draw nothing: its rows are no numbers, and none of them is given out.
+            sequence.ending = Some(Finish::Error(why));
+            return;
+        }
         if gave_rows {
             sequence.rows_given = sequence.computed.min(sequence.request.prompt.len());
         }
@@ -186,14 +183,10 @@ impl Scheduler {
             return;
         }
         if sequence.request.wanted == Wanted::Tokens {
-            match output.drawn.expect("a token was to be drawn") {
-                Ok(drawn) => {
-                    sequence.push(drawn.token_id, now);
-                    self.totals.tokens_generated += 1;
-                    self.events.push_back(Event::Token { id, drawn });
-                }
-                Err(why) => sequence.ending = Some(Finish::Error(why)),
-            }
+            let Some(Ok(drawn)) = output.drawn else { unreachable!("a token was to be drawn") };
+            sequence.push(drawn.token_id, now);
+            self.totals.tokens_generated += 1;
+            self.events.push_back(Event::Token { id, drawn });
         }
         if sequence.ending.is_none() {
             sequence.ending = decode::finish(sequence);
@@ -279,12 +272,6 @@ impl Scheduler {
     /// The next thing it has to say. Whoever drives it asks until there is nothing more, after every call.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
-    }
-
-    /// When [`Self::schedule`] has something to do even if no command comes.
-    pub fn next_deadline(&self) -> Option<Time> {
-        let running = self.running.iter().filter_map(|sequence| sequence.request.deadline).min();
-        running.into_iter().chain(self.queue.next_deadline()).min()
     }
 
     /// Counts.

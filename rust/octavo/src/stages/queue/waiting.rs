@@ -81,11 +81,6 @@ impl Waiting {
         self.remove(order)
     }
 
-    /// The earliest deadline of all that wait.
-    pub fn next_deadline(&self) -> Option<Time> {
-        self.deadlines.first().map(|&(deadline, _)| deadline)
-    }
-
     /// Asserts that the deadlines are those of the sequences.
     pub fn check(&self) {
         let deadlines: BTreeSet<_> =
