@@ -124,7 +124,13 @@ impl Attention {
             block_tables.extend((0..blocks).map(|i| block(sequence, i)));
         }
         let (ids, block_tables) = (vec![0; positions.len()], &block_tables);
-        backend.begin(&StepInput { ids: &ids, positions: &positions, slots: &slots, segments: &segments, block_tables });
+        backend.begin(&StepInput {
+            ids: &ids,
+            positions: &positions,
+            slots: &slots,
+            segments: &segments,
+            block_tables,
+        });
     }
 }
 
@@ -165,7 +171,8 @@ impl Operation for Attention {
         self.begin(backend, 0..sequences, rows, context);
         let out = backend.buffer(sequences * rows, heads.query_width()).expect("memory");
         let mask = Mask { scale: (head_dim as f32).sqrt().recip(), window: None, soft_cap: None };
-        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.attention(out, &qkv, &cache, 0, heads, mask));
+        let run =
+            Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.attention(out, &qkv, &cache, 0, heads, mask));
         Ready { out, rows: sequences * rows, width: heads.query_width(), run }
     }
 }
@@ -203,7 +210,8 @@ impl Operation for Rows {
         let out = backend.buffer(rows, width).expect("memory");
         let run: Box<dyn FnMut(&mut B, &mut B::Buffer)> = match kind {
             Kind::Norm => {
-                let (x, weight) = (upload(backend, &x[..rows * width], width), backend.vector(&x[..width]).expect("memory"));
+                let (x, weight) =
+                    (upload(backend, &x[..rows * width], width), backend.vector(&x[..width]).expect("memory"));
                 Box::new(move |backend, out| backend.rms_norm(out, &x, &weight, 1e-6, rows))
             }
             Kind::Gated => {

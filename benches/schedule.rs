@@ -82,7 +82,11 @@ impl World {
 fn answer(batch: &Batch) -> StepOutput {
     let token = |draws: bool| draws.then(|| Ok(Drawn { token_id: batch.step as u32, logprobs: None }));
     let entries = batch.entries.iter();
-    StepOutput { entries: entries.map(|entry| EntryOutput { drawn: token(entry.draw.is_some()), ..Default::default() }).collect() }
+    StepOutput {
+        entries: entries
+            .map(|entry| EntryOutput { drawn: token(entry.draw.is_some()), ..Default::default() })
+            .collect(),
+    }
 }
 
 fn main() {

@@ -48,8 +48,8 @@ impl Work {
 
     /// The seconds that it takes at least, and what takes them.
     fn floor(&self, limits: &Limits) -> (f64, &'static str) {
-        let arithmetic = self.f32_operations as f64 / limits.f32_operations
-            + self.int8_operations as f64 / limits.int8_operations;
+        let arithmetic =
+            self.f32_operations as f64 / limits.f32_operations + self.int8_operations as f64 / limits.int8_operations;
         let floors = [
             (self.memory_bytes as f64 / limits.memory_bytes, "memory"),
             (self.cache_bytes as f64 / limits.cache_bytes, "cache"),

@@ -98,7 +98,13 @@ pub fn begin<B: Backend>(backend: &mut B, ids: &[u32]) {
     let rows = ids.len();
     let positions: Vec<u32> = (0..rows as u32).collect();
     let segment = Segment { first_row: 0, rows, context: rows, first_table_entry: 0 };
-    backend.begin(&StepInput { ids, positions: &positions, slots: &positions, segments: &[segment], block_tables: &[] });
+    backend.begin(&StepInput {
+        ids,
+        positions: &positions,
+        slots: &positions,
+        segments: &[segment],
+        block_tables: &[],
+    });
 }
 
 /// Bytes of a weight of `rows` by `cols`, with scales of a size that weights have.
