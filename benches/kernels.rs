@@ -24,12 +24,15 @@ trait Operation {
     fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B>;
 }
 
+/// What is timed: an operation with its inputs, over the backend and an output buffer.
+type Run<B> = Box<dyn FnMut(&mut B, &mut <B as Backend>::Buffer)>;
+
 /// An operation that can be run again and again.
 struct Ready<B: Backend> {
     out: B::Buffer,
     rows: usize,
     width: usize,
-    run: Box<dyn FnMut(&mut B, &mut B::Buffer)>,
+    run: Run<B>,
 }
 
 impl<B: Backend> Ready<B> {
@@ -208,7 +211,7 @@ impl Operation for Rows {
         let random = &mut Random::new(3);
         let x: Vec<f32> = (0..rows * width * 2).map(|_| random.normal()).collect();
         let out = backend.buffer(rows, width).expect("memory");
-        let run: Box<dyn FnMut(&mut B, &mut B::Buffer)> = match kind {
+        let run: Run<B> = match kind {
             Kind::Norm => {
                 let (x, weight) =
                     (upload(backend, &x[..rows * width], width), backend.vector(&x[..width]).expect("memory"));

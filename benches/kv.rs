@@ -65,9 +65,7 @@ fn main() {
         turn += 1;
         full.release(&mut table, NOW)
     };
-    for _ in 0..generations.len() {
-        replace();
-    }
+    (0..generations.len()).for_each(|_| _ = replace());
     bench.line("evict, publish, give back", &shape, keys, replace);
     assert_eq!((full.pool().free(), full.pool().idle()), (0, 4 * blocks), "all is remembered");
     full.check([].into_iter());

@@ -80,7 +80,7 @@ impl World {
 }
 
 fn answer(batch: &Batch) -> StepOutput {
-    let token = |draws: bool| draws.then(|| Ok(Drawn { token_id: batch.step as u32, logprobs: None }));
+    let token = |draws: bool| draws.then_some(Ok(Drawn { token_id: batch.step as u32, logprobs: None }));
     let entries = batch.entries.iter();
     StepOutput {
         entries: entries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -214,8 +214,8 @@ class LLM:
         """``bad_words`` as token ids, each word with and without a space before it: the two are different tokens."""
         if not params.bad_words:
             return params
-        if isinstance(params.bad_words, str):
-            raise InvalidRequestError("bad_words must be a list of words, not a str")
+        if isinstance(params.bad_words, str) or not isinstance(params.bad_words, Iterable):
+            raise InvalidRequestError(f"bad_words must be a list of words, not {params.bad_words!r}")
         banned: list[Sequence[int]] = []
         for word in params.bad_words:
             if isinstance(word, str):

@@ -28,7 +28,7 @@ fn header_of_safetensors(bytes: &[u8]) -> usize {
 /// A folder with a config and one file of weights, and that file.
 fn folder(scratch: &Scratch) -> std::path::PathBuf {
     let source = oracle::path("tiny/qwen3/bf16");
-    for name in ["config.json", "model.safetensors"] {
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         fs::write(scratch.0.join(name), fs::read(source.join(name)).unwrap()).unwrap();
     }
     scratch.0.join("model.safetensors")
@@ -105,7 +105,7 @@ fn try_to_load(path: &Path) -> Result<(), octavo::error::LoadError> {
     };
     MemoryPlan::new(&model.spec, &request)?;
     files.chat_template()?;
-    files.end_token_ids()?;
+    files.end_token_ids(&files.tokenizer()?)?;
     let mut backend = ReferenceBackend::new(LIMITS, Activations::F32);
     Weights::load(&files, &model, &mut backend, &mut |_, _| true)?;
     Ok(())

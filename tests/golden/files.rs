@@ -56,7 +56,7 @@ pub fn check(path: &Path) -> Result<Model, LoadError> {
     let model = Model::of(&files)?;
     weights::check(&files, &model)?;
     files.chat_template()?;
-    files.end_token_ids()?;
+    files.end_token_ids(&files.tokenizer()?)?;
     Ok(model)
 }
 
@@ -68,11 +68,15 @@ fn both_styles_of_config_say_the_same() {
         let [old, new] =
             ["f32", "bf16"].map(|dtype| ModelFiles::open(oracle::path(&format!("tiny/{name}/{dtype}"))).unwrap());
         assert_eq!(Model::of(&old).unwrap().spec, Model::of(&new).unwrap().spec, "{name}");
-        assert_eq!(old.end_token_ids().unwrap(), new.end_token_ids().unwrap(), "{name}");
+        assert_eq!(ends(&old), ends(&new), "{name}");
         let template = old.chat_template().unwrap();
         assert!(template.is_some() && template == new.chat_template().unwrap(), "{name}");
         assert_eq!(old.tensors.file_bytes(), file_bytes(old.path()), "{name}");
     }
+}
+
+fn ends(files: &ModelFiles) -> Vec<u32> {
+    files.end_token_ids(&files.tokenizer().unwrap()).unwrap()
 }
 
 fn file_bytes(folder: &Path) -> u64 {
@@ -89,9 +93,9 @@ fn file_bytes(folder: &Path) -> u64 {
 #[test]
 fn end_tokens_and_templates() {
     let open = |name: &str| ModelFiles::open(oracle::path(name)).unwrap();
-    assert_eq!(open("tiny/gemma3/f32").end_token_ids().unwrap(), [1]);
+    assert_eq!(ends(&open("tiny/gemma3/f32")), [1]);
     let gguf = open("gguf/llama-q8_0.gguf");
-    assert!(gguf.end_token_ids().unwrap().contains(&572));
+    assert!(ends(&gguf).contains(&572));
     assert!(gguf.chat_template().unwrap().unwrap().contains("<|start_header_id|>"));
     assert!(gguf.metadata().is_some());
 
@@ -102,11 +106,11 @@ fn end_tokens_and_templates() {
             json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]);
     });
     let files = ModelFiles::open(&folder.0).unwrap();
-    assert_eq!(files.end_token_ids().unwrap(), [3, 7]);
+    assert_eq!(ends(&files), [3, 7]);
     assert_eq!(files.chat_template().unwrap().as_deref(), Some("yes"));
     fs::remove_file(folder.0.join("generation_config.json")).unwrap();
     fs::write(folder.0.join("chat_template.jinja"), "own file").unwrap();
-    assert_eq!(files.end_token_ids().unwrap(), [570], "what config.json says");
+    assert_eq!(ends(&files), [570], "what config.json says");
     assert_eq!(files.chat_template().unwrap().as_deref(), Some("own file"));
 }
 

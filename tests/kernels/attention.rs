@@ -50,7 +50,8 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
     let mut projected = random.normals(total * heads.qkv_width());
     projected.extend(vec![f32::NAN; heads.qkv_width()]);
     let table = dense(backend, &projected, heads.qkv_width());
-    let inv_freq = (0..scene.rotary_dim / 2).map(|i| 10_000f32.powf(-2.0 * i as f32 / scene.rotary_dim as f32)).collect();
+    let inv_freq =
+        (0..scene.rotary_dim / 2).map(|i| 10_000f32.powf(-2.0 * i as f32 / scene.rotary_dim as f32)).collect();
     let rope = backend.rope(&RopeSpec { style: scene.style, inv_freq, scale: 1.1 }).unwrap();
     let norms = [0; 2].map(|_| scene.norms.then(|| backend.vector(&random.normals(heads.head_dim)).unwrap()));
 
@@ -59,7 +60,8 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
     let mut shuffled: Vec<u32> = (0..blocks as u32).collect();
     random.shuffle(&mut shuffled);
     let mut free = shuffled.iter().copied();
-    let tables: Vec<Vec<u32>> = lengths.iter().map(|len| free.by_ref().take(len.div_ceil(BLOCK_SIZE)).collect()).collect();
+    let tables: Vec<Vec<u32>> =
+        lengths.iter().map(|len| free.by_ref().take(len.div_ceil(BLOCK_SIZE)).collect()).collect();
     let shape = CacheShape { dtype: scene.dtype, ..cache_shape(blocks, heads.kv, heads.head_dim) };
     let mut cache = backend.cache(shape).unwrap();
     let mut qkv = backend.buffer(LIMITS.rows, heads.qkv_width()).unwrap();
@@ -87,13 +89,16 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
             for position in done[sequence]..context {
                 ids.push((first_id[sequence] + position) as u32);
                 positions.push(position as u32);
-                slots.push(tables[sequence][position / BLOCK_SIZE] * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32);
+                slots
+                    .push(tables[sequence][position / BLOCK_SIZE] * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32);
             }
             // Blocks before every window have been given back.
             let first_seen = scene.mask.window.map_or(0, |window| (done[sequence] + 1).saturating_sub(window));
-            block_tables.extend((0..context.div_ceil(BLOCK_SIZE)).map(|i| {
-                if (i + 1) * BLOCK_SIZE <= first_seen { StepInput::NO_BLOCK } else { tables[sequence][i] }
-            }));
+            block_tables.extend(
+                (0..context.div_ceil(BLOCK_SIZE)).map(|i| {
+                    if (i + 1) * BLOCK_SIZE <= first_seen { StepInput::NO_BLOCK } else { tables[sequence][i] }
+                }),
+            );
             done[sequence] = context;
         }
         let (segments, block_tables) = (&segments, &block_tables);
@@ -163,7 +168,8 @@ fn a_ragged_batch_with_every_shape_of_heads() {
 fn windows_soft_caps_and_cache_types() {
     let plan = last_rows_together(&CONTEXTS, &NEW_ROWS);
     for window in [None, Some(1), Some(20), Some(256), Some(300)] {
-        for (dtype, soft_cap) in [(CacheDtype::F32, Some(5.0)), (CacheDtype::F16, None), (CacheDtype::Bf16, Some(50.0))] {
+        for (dtype, soft_cap) in [(CacheDtype::F32, Some(5.0)), (CacheDtype::F16, None), (CacheDtype::Bf16, Some(50.0))]
+        {
             let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
             (scene.dtype, scene.mask.window, scene.mask.soft_cap) = (dtype, window, soft_cap);
             check_op(&Played(&scene, &plan), NEAR);
@@ -180,7 +186,10 @@ fn rope_styles_partial_rotation_and_head_norms() {
             for norms in [false, true] {
                 let mut scene = Scene::new(&lengths, heads((9, 3, 64)));
                 (scene.style, scene.rotary_dim, scene.norms) = (style, rotary_dim, norms);
-                check_op(&Played(&scene, &plan), if norms { Tolerance { absolute: 1e-4, relative: 1e-4 } } else { NEAR });
+                check_op(
+                    &Played(&scene, &plan),
+                    if norms { Tolerance { absolute: 1e-4, relative: 1e-4 } } else { NEAR },
+                );
             }
         }
     }

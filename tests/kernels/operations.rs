@@ -180,7 +180,11 @@ fn scale_and_cap() {
     for scale in [1.0, 0.125, 8.0] {
         sweep(&Op::ScaleAndCap { scale, cap: None }, &[1, 17, 576], Tolerance::EXACT);
         for cap in [0.5, 30.0] {
-            sweep(&Op::ScaleAndCap { scale, cap: Some(cap) }, &[1, 17, 576], Tolerance { absolute: 2e-5, relative: 1e-6 });
+            sweep(
+                &Op::ScaleAndCap { scale, cap: Some(cap) },
+                &[1, 17, 576],
+                Tolerance { absolute: 2e-5, relative: 1e-6 },
+            );
         }
     }
 }

@@ -85,7 +85,8 @@ fn steps_that_contradict_themselves_stop_the_engine() {
     let limits = StepLimits { rows: 4, segments: 2, table_entries: 4 };
     let fine = |first_row, rows, context| Segment { first_row, rows, context, first_table_entry: 0 };
     let check = |what: &str, rows: u32, positions: &[u32], slots: &[u32], segments: &[Segment]| {
-        let mut backend = CpuBackend::open(CpuConfig { threads: Some(1), isa: None, ..Default::default() }, limits).unwrap();
+        let mut backend =
+            CpuBackend::open(CpuConfig { threads: Some(1), isa: None, ..Default::default() }, limits).unwrap();
         let ids: Vec<u32> = (0..rows).collect();
         let input = StepInput { ids: &ids, positions, slots, segments, block_tables: &[] };
         let result = catch_unwind(AssertUnwindSafe(|| backend.begin(&input)));

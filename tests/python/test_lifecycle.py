@@ -193,7 +193,7 @@ def test_a_terminal_sees_a_bar(smollm2: str) -> None:
     code = """
 import sys, octavo
 llm = octavo.LLM(sys.argv[1], kv_cache_bytes="64MiB")
-llm.generate(["Once upon a time"] * 4, max_tokens=int(sys.argv[2]), ignore_eos=True)
+llm.generate(["Once upon a time"] * 48, max_tokens=int(sys.argv[2]), ignore_eos=True)
 """
     ours, theirs = pty.openpty()
     child = subprocess.Popen([sys.executable, "-c", code, smollm2, "150"], stdout=subprocess.PIPE, stderr=theirs)

@@ -12,56 +12,62 @@ import pytest
 import octavo
 from conftest import GREEDY, ORACLE, assert_greedy, load_safetensors, real_prompts
 
-# What 8-bit activations may cost on models of random weights; float activations are held to the 1e-4 of the oracle.
-LOGITS_ATOL = {"reference": 1e-4, "cpu": 0.35}
-SURE_MARGIN = {"reference": 1e-4, "cpu": 0.5}
+# Float activations are held to the 1e-4 of the oracle. 8-bit activations are noise, whose largest value is a matter of
+# luck: it may be this many times what the oracle saw of llama.cpp on the same file.
+FLOAT_ATOL = 1e-4
+NOISE = 1.5
+SURE_MARGIN = 0.5
+
+Case = tuple[octavo.LLM, list[Any], dict[str, Any], float]
 
 GGUF = ["llama-f16", "llama-q4_0", "llama-q8_0", "qwen2-q5_1", "qwen3-q8_0", "gemma3-q8_0"]
 FOLDERS = ["llama-tied-rope3", "llama-untied-sharded", "qwen2", "qwen3", "gemma3"]
 MODELS = [f"gguf/{name}" for name in GGUF] + [f"tiny/{name}/{dtype}" for name in FOLDERS for dtype in ("f32", "bf16")]
 
 
-def oracle(model: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Path of the model, its prompts with what is expected, and the arrays these name."""
+def oracle(model: str) -> tuple[str, list[Any], dict[str, Any], float]:
+    """Path of the model, its prompts with what is expected, the arrays these name, and how far its logits may be off
+    on the CPU."""
     kind, name, *dtype = model.split("/")
     if kind == "gguf":
-        expected = json.loads((ORACLE / kind / f"{name}.json").read_text())["f32"]
-        return (
-            str(ORACLE / kind / f"{name}.gguf"),
-            expected["prompts"],
-            load_safetensors(ORACLE / kind / f"{name}.safetensors"),
-        )
+        expected = json.loads((ORACLE / kind / f"{name}.json").read_text())
+        path = str(ORACLE / kind / f"{name}.gguf")
+        arrays = load_safetensors(ORACLE / kind / f"{name}.safetensors")
+        of_llama_cpp = max(expected["llama_cpp"]["last_logits_max_abs"].values())
+        is_dense = set(expected["tensor_types"]) <= {"F16", "F32"}
+        return path, expected["f32"]["prompts"], arrays, FLOAT_ATOL if is_dense else NOISE * of_llama_cpp
     expected = json.loads((ORACLE / kind / name / "expected.json").read_text())
     arrays = load_safetensors(ORACLE / kind / name / expected["arrays"])
-    return str(ORACLE / kind / name / dtype[0]), expected[dtype[0]]["prompts"], arrays
+    return str(ORACLE / kind / name / dtype[0]), expected[dtype[0]]["prompts"], arrays, FLOAT_ATOL
 
 
 @pytest.fixture(params=[(model, device) for model in MODELS for device in ("reference", "cpu")], ids="-".join)
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[octavo.LLM, str, list[Any], dict[str, Any]]]:
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     model, device = request.param
-    path, prompts, arrays = oracle(model)
+    path, prompts, arrays, cpu_atol = oracle(model)
+    atol = cpu_atol if device == "cpu" else FLOAT_ATOL
     with octavo.LLM(path, device=device, kv_cache_bytes="16MiB") as llm:
-        yield llm, device, prompts, arrays
+        yield llm, prompts, arrays, atol
 
 
-def test_tiny_models_match(case: tuple[octavo.LLM, str, list[Any], dict[str, Any]]) -> None:
-    llm, device, prompts, arrays = case
+def test_tiny_models_match(case: Case) -> None:
+    llm, prompts, arrays, atol = case
     for prompt in prompts:
         logits = llm.logits(prompt["ids"])
         assert logits.dtype == np.float32
         assert logits.shape[0] == 1
         wanted = arrays[prompt["logits"]]
-        assert np.abs(logits[0] - wanted).max() <= LOGITS_ATOL[device], prompt["id"]
+        assert np.abs(logits[0] - wanted).max() <= atol, prompt["id"]
         steps = len(prompt["greedy"]["tokens"])
         result = llm.generate(prompt["ids"], GREEDY, max_tokens=steps, prompt_logprobs=0)
-        assert_greedy(result.token_ids, prompt["greedy"], SURE_MARGIN[device])
+        assert_greedy(result.token_ids, prompt["greedy"], FLOAT_ATOL if atol == FLOAT_ATOL else SURE_MARGIN)
         if "prompt_logprobs" in prompt:
             found = result.prompt_logprobs
             assert found is not None
             assert found[0] is None
             assert [p.token_id for p in found[1:]] == prompt["ids"][1:]
             difference = np.abs(np.array([p.logprob for p in found[1:]]) - arrays[prompt["prompt_logprobs"]])
-            assert difference.max() <= LOGITS_ATOL[device]
+            assert difference.max() <= atol
 
 
 @pytest.mark.parametrize("name", real_prompts())

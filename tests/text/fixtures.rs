@@ -45,7 +45,7 @@ pub fn gguf(path: &Path) -> Arc<Tokenizer> {
 }
 
 pub fn folder(path: &Path) -> Arc<Tokenizer> {
-    Arc::new(Tokenizer::from_folder(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+    Arc::new(octavo::load::folder_tokenizer(path).unwrap_or_else(|error| panic!("{error}")))
 }
 
 pub fn ids(value: &Value) -> Vec<u32> {

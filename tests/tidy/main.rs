@@ -48,8 +48,20 @@ fn lines_with<'a>(files: &'a [(String, String)], words: &'a [&'a str]) -> impl I
 #[test]
 fn the_pure_rooms_are_pure() {
     let impure = [
-        "Instant", "SystemTime", "std::thread", "Mutex", "RwLock", "Condvar", "mpsc", "std::fs", "std::env", "File::",
-        "Atomic", "thread_local", "OnceLock", "RandomState",
+        "Instant",
+        "SystemTime",
+        "std::thread",
+        "Mutex",
+        "RwLock",
+        "Condvar",
+        "mpsc",
+        "std::fs",
+        "std::env",
+        "File::",
+        "Atomic",
+        "thread_local",
+        "OnceLock",
+        "RandomState",
     ];
     for room in ["stages", "schedule", "kv", "sample"] {
         let files = sources(&format!("rust/octavo/src/{room}"), &["rs"]);

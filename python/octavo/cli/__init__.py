@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from octavo import __version__
 from octavo._errors import OctavoError
@@ -14,11 +15,27 @@ from octavo.cli import chat, doctor, inspect, pull, run
 _INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Takes an optional positional also after options: ``octavo run MODEL --json "text"``. By itself argparse gives it
+    up at the first option (before Python 3.13)."""
+
+    _inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        if self._inside:
+            return super().parse_known_args(args, namespace)
+        self._inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._inside = False
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. Errors are one line, never a traceback."""
     parser = argparse.ArgumentParser(prog="octavo", description="Run language models on this machine.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_CommandParser)
     for command in (chat, run, pull, inspect, doctor):
         command.add(commands)
     chosen = parser.parse_args(arguments)

@@ -283,7 +283,14 @@ pub trait Backend: Send + 'static {
     );
 
     /// `out[r] = activation(gate_up[r][..width]) · gate_up[r][width..]`. `gate_up` is `(rows, 2 · width)`.
-    fn gated(&mut self, out: &mut Self::Buffer, gate_up: &Self::Buffer, activation: Activation, width: usize, rows: usize);
+    fn gated(
+        &mut self,
+        out: &mut Self::Buffer,
+        gate_up: &Self::Buffer,
+        activation: Activation,
+        width: usize,
+        rows: usize,
+    );
 
     /// `out[i] = x[rows[i]]`: the rows that need logits.
     fn gather(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, rows: &[u32]);

@@ -54,7 +54,8 @@ impl Step {
     pub fn block_table(&self, segment: &Segment, block_size: usize) -> &[u32] {
         let entries = segment.context.div_ceil(block_size);
         let table = self.block_tables.get(segment.first_table_entry..).and_then(|rest| rest.get(..entries));
-        table.unwrap_or_else(|| panic!("{segment:?} needs {entries} block table entries of {}", self.block_tables.len()))
+        table
+            .unwrap_or_else(|| panic!("{segment:?} needs {entries} block table entries of {}", self.block_tables.len()))
     }
 }
 
@@ -78,7 +79,10 @@ fn check(input: &StepInput<'_>, limits: &StepLimits) {
     let mut next_row = 0;
     for segment in input.segments {
         assert_eq!(segment.first_row, next_row, "segments follow one another: {segment:?}");
-        assert!(0 < segment.rows && segment.rows <= segment.context, "a segment's rows are part of its context: {segment:?}");
+        assert!(
+            0 < segment.rows && segment.rows <= segment.context,
+            "a segment's rows are part of its context: {segment:?}"
+        );
         next_row += segment.rows;
         assert!(next_row <= rows, "{segment:?} goes past the step's {rows} rows");
         let first_position = segment.context - segment.rows;

@@ -22,8 +22,17 @@ pub enum DType {
 impl DType {
     /// All of them, for error messages and sweeps.
     pub const ALL: [Self; 11] = [
-        Self::F32, Self::F16, Self::BF16, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q8_0, Self::Q4_K,
-        Self::Q5_K, Self::Q6_K,
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q4_K,
+        Self::Q5_K,
+        Self::Q6_K,
     ];
 
     /// Values in one block.

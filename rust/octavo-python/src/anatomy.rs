@@ -92,7 +92,9 @@ impl Anatomy {
     fn inter_token_times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let bytes: Vec<u8> = self.0.record.itl_ns().flat_map(|ns| seconds(ns).to_le_bytes()).collect();
         let numpy = py.import("numpy").map_err(|_| {
-            PyImportError::new_err("inter_token_times come back as a numpy array, and numpy is not installed: pip install numpy")
+            PyImportError::new_err(
+                "inter_token_times come back as a numpy array, and numpy is not installed: pip install numpy",
+            )
         })?;
         numpy.call_method1("frombuffer", (PyByteArray::new(py, &bytes), "<f8"))
     }

@@ -25,12 +25,7 @@ pub struct Engine(Home<Arc<engine::Engine>>);
 #[pymethods]
 impl Engine {
     #[staticmethod]
-    fn load(
-        py: Python<'_>,
-        path: PathBuf,
-        settings: &Bound<'_, PyAny>,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    fn load(py: Python<'_>, path: PathBuf, settings: &Bound<'_, PyAny>, progress: Option<Py<PyAny>>) -> PyResult<Self> {
         let config = params::engine_config(settings)?;
         let mut stopped_by = None;
         let mut report = |done: u64, total: u64| {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use octavo::engine::config::{Device, EngineConfig};
 use octavo::engine::Options;
+use octavo::engine::config::{Device, EngineConfig};
 use octavo::request::{SamplingParams, Wanted};
 use octavo_kernels::CacheDtype;
 use pyo3::prelude::*;

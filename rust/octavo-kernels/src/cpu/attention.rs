@@ -188,44 +188,52 @@ struct Local {
     states: Vec<f32>,
 }
 
-impl Local {
-    /// Grows to what heads of `head_dim` need.
-    fn grow(&mut self, head_dim: usize) {
-        let grow = |values: &mut Vec<f32>, len: usize| values.resize(len.max(values.len()), 0.0);
-        grow(&mut self.queries, ITEM_QUERIES * head_dim);
-        grow(&mut self.states, 2 * State::len(head_dim));
-    }
-}
-
 fn run<E: Element>(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, job: Job<'_, E>) {
+    let (head_dim, threads, job) = (job.heads.head_dim, pool.threads(), &job);
     let Scratch { items, long_parts, states } = scratch;
     pool.run(items.len(), &|i| {
-        if !items[i].is_long {
-            LOCAL.with_borrow_mut(|local| isa.run(Whole { job: &job, item: &items[i], local }));
+        let item = &items[i];
+        if !item.is_long {
+            LOCAL.with_borrow_mut(|local| whole_item(isa, job, item, local));
         }
     });
 
-    let (head_dim, threads) = (job.heads.head_dim, pool.threads());
     let (running_states, wave_states) = states.split_at_mut(threads * SHARE_PARTS * State::len(head_dim));
     let (running_states, wave_states) = (SharedSlice::new(running_states), SharedSlice::new(wave_states));
     for wave in long_parts.chunks(threads * WAVE_PER_THREAD) {
         pool.run(wave.len(), &|i| {
             let (item, split) = (&items[wave[i].item], wave[i].split);
             // SAFETY: one task of this region has this number.
-            let state = unsafe { numbered(&wave_states, i, head_dim) };
-            LOCAL.with_borrow_mut(|local| isa.run(OneSplit { job: &job, item, split, local, state }));
+            let state = &mut unsafe { numbered(&wave_states, i, head_dim) };
+            LOCAL.with_borrow_mut(|Local { queries, scores, .. }| {
+                queries.resize(ITEM_QUERIES * head_dim, 0.0);
+                isa.run(OneSplit { job, item, split, queries, scores, state });
+            });
         });
         let (first, last) = (wave[0].long, wave[wave.len() - 1].long);
         pool.run(last - first + 1, &|i| {
-            // SAFETY: one task of this region has this long item, and so its running state and its parts' states.
-            let running = unsafe { numbered(&running_states, first + i, head_dim) };
-            let parts = wave.iter().enumerate().filter(|(_, part)| part.long == first + i);
-            let parts = parts.map(|(number, part)| {
-                // SAFETY: as above.
-                (&items[part.item], part.split, unsafe { numbered(&wave_states, number, head_dim) })
-            });
-            isa.run(MergeInOrder { job: &job, running, parts });
+            // SAFETY: one task of this region has this long item, and so its running state.
+            let running = &mut unsafe { numbered(&running_states, first + i, head_dim) };
+            for (number, part) in wave.iter().enumerate().filter(|(_, part)| part.long == first + i) {
+                // SAFETY: and its parts' states.
+                let state = &unsafe { numbered(&wave_states, number, head_dim) };
+                isa.run(Merge { job, item: &items[part.item], split: part.split, running, state });
+            }
         });
+    }
+}
+
+/// All splits of one item, one after another.
+fn whole_item<E: Element>(isa: Isa, job: &Job<'_, E>, item: &Item, local: &mut Local) {
+    let head_dim = job.heads.head_dim;
+    local.queries.resize(ITEM_QUERIES * head_dim, 0.0);
+    local.states.resize(2 * State::len(head_dim), 0.0);
+    let Local { queries, scores, states } = local;
+    let (running, state) = states.split_at_mut(State::len(head_dim));
+    let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
+    for split in item.splits.clone() {
+        isa.run(OneSplit { job, item, split, queries, scores, state });
+        isa.run(Merge { job, item, split, running, state });
     }
 }
 
@@ -239,71 +247,44 @@ unsafe fn numbered<'a>(states: &SharedSlice<'a, f32>, number: usize, head_dim: u
     State::over(unsafe { states.slice(number * len, len) }, head_dim)
 }
 
-/// All splits of one item.
-struct Whole<'a, E> {
-    job: &'a Job<'a, E>,
-    item: &'a Item,
-    local: &'a mut Local,
-}
-
-impl<E: Element> Kernel for Whole<'_, E> {
-    type Output = ();
-    #[inline(always)]
-    fn run<V: Vector>(self, v: V) {
-        let Self { job, item, local } = self;
-        let head_dim = job.heads.head_dim;
-        local.grow(head_dim);
-        stage_queries(v, job, item, &mut local.queries);
-        let (running, state) = local.states.split_at_mut(State::len(head_dim));
-        let (mut running, mut state) = (State::over(running, head_dim), State::over(state, head_dim));
-        running.clear();
-        for split in item.splits.clone() {
-            compute_split(v, job, item, split, &local.queries, &mut local.scores, &mut state);
-            running.merge(v, &state, item.queries);
-        }
-        write_out(v, job, item, &running);
-    }
-}
-
-/// One split of a long item.
-struct OneSplit<'a, E> {
+/// Computes one split of an item.
+struct OneSplit<'a, 's, E> {
     job: &'a Job<'a, E>,
     item: &'a Item,
     split: usize,
-    local: &'a mut Local,
-    state: State<'a>,
+    queries: &'a mut [f32],
+    scores: &'a mut Scores,
+    state: &'a mut State<'s>,
 }
 
-impl<E: Element> Kernel for OneSplit<'_, E> {
+impl<E: Element> Kernel for OneSplit<'_, '_, E> {
     type Output = ();
     #[inline(always)]
-    fn run<V: Vector>(mut self, v: V) {
-        self.local.grow(self.job.heads.head_dim);
-        stage_queries(v, self.job, self.item, &mut self.local.queries);
-        let Local { queries, scores, .. } = self.local;
-        compute_split(v, self.job, self.item, self.split, queries, scores, &mut self.state);
+    fn run<V: Vector>(self, v: V) {
+        stage_queries(v, self.job, self.item, self.queries);
+        compute_split(v, self.job, self.item, self.split, self.queries, self.scores, self.state);
     }
 }
 
-/// Merges a wave's splits of one long item into its running state; after the item's last, writes its output.
-struct MergeInOrder<'a, E, I> {
+/// Merges one split into an item's running state. The item's first split begins it, the last writes the output.
+struct Merge<'a, 'r, 's, E> {
     job: &'a Job<'a, E>,
-    running: State<'a>,
-    parts: I,
+    item: &'a Item,
+    split: usize,
+    running: &'a mut State<'r>,
+    state: &'a State<'s>,
 }
 
-impl<'a, E: Element, I: Iterator<Item = (&'a Item, usize, State<'a>)>> Kernel for MergeInOrder<'a, E, I> {
+impl<E: Element> Kernel for Merge<'_, '_, '_, E> {
     type Output = ();
     #[inline(always)]
-    fn run<V: Vector>(mut self, v: V) {
-        for (item, split, state) in self.parts {
-            if split == item.splits.start {
-                self.running.clear();
-            }
-            self.running.merge(v, &state, item.queries);
-            if split + 1 == item.splits.end {
-                write_out(v, self.job, item, &self.running);
-            }
+    fn run<V: Vector>(self, v: V) {
+        if self.split == self.item.splits.start {
+            self.running.clear();
+        }
+        self.running.merge(v, self.state, self.item.queries);
+        if self.split + 1 == self.item.splits.end {
+            write_out(v, self.job, self.item, self.running);
         }
     }
 }

@@ -14,7 +14,8 @@ use super::{
     rope::{RopeAndCache, RopeTable},
 };
 use crate::{
-    Activation, Backend, BackendError, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits, Weight, step::Step,
+    Activation, Backend, BackendError, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits, Weight,
+    step::Step,
 };
 
 /// How the CPU backend is opened.

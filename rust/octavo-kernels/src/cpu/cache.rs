@@ -6,12 +6,7 @@
 
 use half::{bf16, f16};
 
-use super::{
-    array::Array,
-    memory::Plain,
-    pool::SharedSlice,
-    vector::Vector,
-};
+use super::{array::Array, memory::Plain, pool::SharedSlice, vector::Vector};
 use crate::{BackendError, CacheDtype, CacheShape, Result};
 
 /// Positions in a tile of keys.
@@ -35,10 +30,14 @@ impl Cache {
     pub fn new(shape: CacheShape) -> Result<Self> {
         let CacheShape { layers, blocks, block_size, kv_heads, head_dim, dtype } = shape;
         if block_size == 0 || !block_size.is_multiple_of(TILE) {
-            return Err(BackendError::Unsupported(format!("a block of {block_size} positions: a multiple of {TILE} is needed")));
+            return Err(BackendError::Unsupported(format!(
+                "a block of {block_size} positions: a multiple of {TILE} is needed"
+            )));
         }
         if head_dim < 16 {
-            return Err(BackendError::Unsupported(format!("attention heads of {head_dim} components: at least 16 are needed")));
+            return Err(BackendError::Unsupported(format!(
+                "attention heads of {head_dim} components: at least 16 are needed"
+            )));
         }
         let (what, lens) = ("the KV cache", [layers, blocks, 2, kv_heads, block_size, head_dim]);
         let values = match dtype {
@@ -99,7 +98,10 @@ pub(super) enum Half {
 /// Where the half block of one layer and head begins.
 fn half_block(shape: &CacheShape, layer: usize, block: usize, half: Half, head: usize) -> usize {
     let CacheShape { layers, blocks, block_size, kv_heads, head_dim, .. } = *shape;
-    assert!(layer < layers && block < blocks && head < kv_heads, "layer {layer}, block {block}, head {head} of {shape:?}");
+    assert!(
+        layer < layers && block < blocks && head < kv_heads,
+        "layer {layer}, block {block}, head {head} of {shape:?}"
+    );
     (((layer * blocks + block) * 2 + half as usize) * kv_heads + head) * block_size * head_dim
 }
 

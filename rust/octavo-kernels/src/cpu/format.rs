@@ -440,14 +440,38 @@ formats! {
 macro_rules! with_format {
     ($dtype:expr, $F:ident => $body:expr) => {
         match $dtype {
-            $crate::DType::Q4_0 => { type $F = $crate::cpu::format::Q4_0; $body }
-            $crate::DType::Q4_1 => { type $F = $crate::cpu::format::Q4_1; $body }
-            $crate::DType::Q5_0 => { type $F = $crate::cpu::format::Q5_0; $body }
-            $crate::DType::Q5_1 => { type $F = $crate::cpu::format::Q5_1; $body }
-            $crate::DType::Q8_0 => { type $F = $crate::cpu::format::Q8_0; $body }
-            $crate::DType::Q4_K => { type $F = $crate::cpu::format::Q4_K; $body }
-            $crate::DType::Q5_K => { type $F = $crate::cpu::format::Q5_K; $body }
-            $crate::DType::Q6_K => { type $F = $crate::cpu::format::Q6_K; $body }
+            $crate::DType::Q4_0 => {
+                type $F = $crate::cpu::format::Q4_0;
+                $body
+            }
+            $crate::DType::Q4_1 => {
+                type $F = $crate::cpu::format::Q4_1;
+                $body
+            }
+            $crate::DType::Q5_0 => {
+                type $F = $crate::cpu::format::Q5_0;
+                $body
+            }
+            $crate::DType::Q5_1 => {
+                type $F = $crate::cpu::format::Q5_1;
+                $body
+            }
+            $crate::DType::Q8_0 => {
+                type $F = $crate::cpu::format::Q8_0;
+                $body
+            }
+            $crate::DType::Q4_K => {
+                type $F = $crate::cpu::format::Q4_K;
+                $body
+            }
+            $crate::DType::Q5_K => {
+                type $F = $crate::cpu::format::Q5_K;
+                $body
+            }
+            $crate::DType::Q6_K => {
+                type $F = $crate::cpu::format::Q6_K;
+                $body
+            }
             dense => unreachable!("{} has no blocks", dense.name()),
         }
     };

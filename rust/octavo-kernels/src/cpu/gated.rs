@@ -38,7 +38,7 @@ fn activate<V: Vector>(v: V, activation: Activation, x: V::F32) -> V::F32 {
         Activation::Silu => v.mul(x, v.sigmoid(x)),
         Activation::GeluTanh => {
             // (1 + tanh u) / 2 is sigmoid(2u), which keeps its digits where tanh comes near -1.
-            const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+            const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
             let cubed = v.mul(v.mul(x, x), x);
             let u = v.mul(v.splat(TWICE_SQRT_2_OVER_PI), v.fma(v.splat(0.044715), cubed, x));
             v.mul(x, v.sigmoid(u))

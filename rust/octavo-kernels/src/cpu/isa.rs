@@ -61,10 +61,7 @@ impl Isa {
         }
         let mut names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
         names.dedup();
-        Err(BackendError::Unsupported(format!(
-            "{ISA_VARIABLE}={name}: this CPU and build offer {}",
-            names.join(", ")
-        )))
+        Err(BackendError::Unsupported(format!("{ISA_VARIABLE}={name}: this CPU and build offer {}", names.join(", "))))
     }
 
     /// Its name in [`ISA_VARIABLE`].

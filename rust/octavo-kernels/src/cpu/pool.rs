@@ -380,7 +380,8 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let mut pool = Pool::new(Some(3)).unwrap();
         for victim in 0..16 {
-            let result = catch_unwind(AssertUnwindSafe(|| pool.run(16, &|i| assert_ne!(i, victim, "task {i} gave up"))));
+            let result =
+                catch_unwind(AssertUnwindSafe(|| pool.run(16, &|i| assert_ne!(i, victim, "task {i} gave up"))));
             let message = *result.unwrap_err().downcast::<String>().unwrap();
             assert!(message.contains("gave up"), "{message}");
             let sum = AtomicUsize::new(0);

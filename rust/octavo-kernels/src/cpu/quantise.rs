@@ -101,7 +101,8 @@ fn quantise_block<V: Vector>(v: V, x: &[f32; BLOCK]) -> Block {
     // A block of zeroes; or of numbers so small that their scale is zero, which then round to zero.
     let divisor = v.splat(if scale == 0.0 { 1.0 } else { scale });
     let mut block = Block { scale, ..Block::default() };
-    let codes: &mut [[i8; 16]; 2] = block.codes.as_flattened_mut().as_chunks_mut().0.try_into().expect("32 are twice 16");
+    let codes: &mut [[i8; 16]; 2] =
+        block.codes.as_flattened_mut().as_chunks_mut().0.try_into().expect("32 are twice 16");
     for half in 0..2 {
         // Beyond ±127 only where the scale is too small to be exact.
         let code = v.div(halves[half], divisor);

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use super::{attention, dequantise::dequantise, gated, linear, norm, rope};
 use crate::{
-    Activation, Backend, BackendError, CacheDtype, CacheShape, DType, Heads, Mask, Result, RopeSpec, StepInput, StepLimits,
-    Weight, step::Step,
+    Activation, Backend, BackendError, CacheDtype, CacheShape, DType, Heads, Mask, Result, RopeSpec, StepInput,
+    StepLimits, Weight, step::Step,
 };
 
 /// How products with quantised weights see their activations. Dense weights always meet f32 activations.
@@ -126,7 +126,11 @@ fn check_weight(weight: &Weight<'_>, cols: usize) -> Result<usize> {
         return Err(BackendError::BadWeight(format!("parts of one matrix have {cols} and {} inputs", weight.cols)));
     }
     let row_bytes = dtype.row_bytes(cols).filter(|&row_bytes| row_bytes > 0).ok_or_else(|| {
-        BackendError::BadWeight(format!("{cols} inputs are no multiple of a {} block of {}", dtype.name(), dtype.block_len()))
+        BackendError::BadWeight(format!(
+            "{cols} inputs are no multiple of a {} block of {}",
+            dtype.name(),
+            dtype.block_len()
+        ))
     })?;
     match row_bytes.checked_mul(rows) {
         Some(want) if want == bytes.len() => Ok(row_bytes),

@@ -29,9 +29,13 @@ impl Int8Row {
         for x in x.chunks_exact(ACTIVATION_BLOCK) {
             let scale = x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 127.0;
             row.scales.push(scale);
-            row.codes.extend(x.iter().map(|x| {
-                if scale == 0.0 { 0 } else { (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8 }
-            }));
+            row.codes.extend(
+                x.iter().map(
+                    |x| {
+                        if scale == 0.0 { 0 } else { (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8 }
+                    },
+                ),
+            );
         }
         row
     }

@@ -12,5 +12,5 @@ mod run; // the loop
 
 pub use config::EngineConfig;
 pub use handle::{Engine, Facts, Options, Prompt, SubmitError, Ticket};
-pub use open::open;
 pub use mailbox::{ChoiceResult, Next, Update, Wake};
+pub use open::open;

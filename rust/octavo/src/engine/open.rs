@@ -20,7 +20,7 @@ use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;
 use crate::execute::machine::free_memory_bytes;
 use crate::execute::memory::{MemoryPlan, MemoryRequest};
-use crate::load::{Config, ModelFiles};
+use crate::load::ModelFiles;
 use crate::model::{Decoder, Model, Weights, weights};
 use crate::schedule::{Scheduler, SchedulerConfig};
 use crate::stages::tokenize::{ChatTemplate, Tokenizer};
@@ -144,7 +144,7 @@ impl Loader {
         };
         let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
         let (tokenizer, template) = text_of(&files)?;
-        let end_token_ids = files.end_token_ids()?.into();
+        let end_token_ids = files.end_token_ids(&tokenizer)?.into();
         let (executor, device, weights_bytes) = self.executor(path, &files, &model, &plan, &limits)?;
         let facts = Facts {
             architecture: model.architecture.clone(),
@@ -197,9 +197,7 @@ impl Loader {
                 let refused = |source| LoadError::Backend { path: path.to_owned(), source };
                 self.on(path, CpuBackend::open(config, step).map_err(refused)?, files, model, plan)
             }
-            Device::Reference => {
-                self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan)
-            }
+            Device::Reference => self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan),
         }
     }
 
@@ -226,18 +224,14 @@ impl Loader {
 
 /// The model's tokenizer and its chat template, if it has one.
 fn text_of(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
-    let malformed = |error: &dyn std::fmt::Display| files.malformed(error.to_string());
-    let tokenizer = match &files.config {
-        Config::Gguf(metadata) => Tokenizer::from_gguf(metadata),
-        Config::HuggingFace(_) => Tokenizer::from_folder(files.path()),
-    };
-    let tokenizer = tokenizer.map_err(|error| malformed(&error))?;
+    let tokenizer = files.tokenizer()?;
     let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
     let template = match files.chat_template()? {
         None => None,
         Some(source) => {
             let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
-            Some(ChatTemplate::compile(&source, bos, eos).map_err(|error| malformed(&error))?)
+            let template = ChatTemplate::compile(&source, bos, eos);
+            Some(template.map_err(|error| files.malformed(error.to_string()))?)
         }
     };
     Ok((tokenizer, template))

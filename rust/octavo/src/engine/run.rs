@@ -117,6 +117,8 @@ impl Runner {
             }
             Message::Cancel(id) => self.scheduler.apply(Command::Cancel(id), now),
             Message::Stats(answer) => {
+                // What has ended is told before it is counted: who reads the counts may rely on the places being free.
+                self.deliver();
                 // Whoever asked may have stopped waiting.
                 let _ = answer.send(self.scheduler.stats());
             }

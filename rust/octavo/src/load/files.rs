@@ -9,12 +9,7 @@ use super::hf_config::{HfConfig, read_text};
 use super::metadata::Metadata;
 use super::tensors::Tensors;
 use crate::error::LoadError;
-
-/// Texts of tokens that end a turn. Old GGUF files name only one end token, though their chat template ends turns with
-/// another.
-const END_OF_TURN: [&str; 6] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"];
-/// ggml's token type for control tokens.
-const CONTROL_TOKEN: i64 = 3;
+use crate::stages::tokenize::Tokenizer;
 
 /// What describes the model, in the words of its format.
 #[derive(Clone, Debug)]
@@ -96,16 +91,28 @@ impl ModelFiles {
         }
     }
 
-    /// The tokens that end a generation, ascending.
-    pub fn end_token_ids(&self) -> Result<Vec<u32>, LoadError> {
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
+        match &self.config {
+            Config::Gguf(metadata) => Tokenizer::from_gguf(metadata).map_err(|error| self.malformed(error.to_string())),
+            Config::HuggingFace(_) => folder_tokenizer(&self.path),
+        }
+    }
+
+    /// The tokens that end a generation, ascending. A GGUF file says so in its vocabulary, a folder in its
+    /// `generation_config.json` or `config.json`.
+    pub fn end_token_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, LoadError> {
         let mut ids = match &self.config {
-            Config::Gguf(metadata) => self.of_metadata(gguf_end_tokens(metadata))?,
+            Config::Gguf(_) => Vec::new(),
             Config::HuggingFace(config) => {
                 let generation = HfConfig::read_if_there(&self.path.join("generation_config.json"))?;
                 let ids = generation.map_or(Ok(Vec::new()), |generation| generation.token_ids("eos_token_id"))?;
                 if ids.is_empty() { config.token_ids("eos_token_id")? } else { ids }
             }
         };
+        if ids.is_empty() {
+            ids.extend(tokenizer.end_ids());
+        }
         ids.sort_unstable();
         ids.dedup();
         Ok(ids)
@@ -121,21 +128,15 @@ impl ModelFiles {
     }
 }
 
-fn gguf_end_tokens(metadata: &Metadata) -> Result<Vec<u32>, String> {
-    let mut ids = Vec::new();
-    for name in ["eos", "eot", "eom"] {
-        if let Some(id) = metadata.integer(&format!("tokenizer.ggml.{name}_token_id"))? {
-            ids.push(u32::try_from(id).map_err(|_| format!("tokenizer.ggml.{name}_token_id is {id}, no token id"))?);
-        }
-    }
-    let tokens = metadata.strings("tokenizer.ggml.tokens")?.unwrap_or_default();
-    let types = metadata.integers("tokenizer.ggml.token_type")?.unwrap_or_default();
-    for (id, (token, &token_type)) in (0..).zip(tokens.iter().zip(&types)) {
-        if token_type == CONTROL_TOKEN && END_OF_TURN.contains(&token.as_str()) {
-            ids.push(id);
-        }
-    }
-    Ok(ids)
+/// The tokenizer of a Hugging Face folder.
+pub fn folder_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
+    let path = folder.join("tokenizer.json");
+    let text = std::fs::read(&path).map_err(|source| LoadError::Read { path: path.clone(), source })?;
+    let object = |name: &str| -> Result<Value, LoadError> {
+        Ok(HfConfig::read_if_there(&folder.join(name))?.map_or(Value::Null, HfConfig::into_value))
+    };
+    let beside = [object("tokenizer_config.json")?, object("special_tokens_map.json")?];
+    Tokenizer::from_json(&text, beside).map_err(|error| LoadError::malformed(folder, error.to_string()))
 }
 
 /// `chat_template` is a text, or several by name of which one is called `default`.

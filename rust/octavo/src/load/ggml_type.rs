@@ -4,9 +4,46 @@ use octavo_kernels::DType;
 
 /// By ggml's number. Gaps are types that ggml has removed and never reused.
 const NAMES: [&str; 40] = [
-    "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64",
-    "IQ1_M", "BF16", "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0", "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",
+    "F32",
+    "F16",
+    "Q4_0",
+    "Q4_1",
+    "Q4_2",
+    "Q4_3",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q8_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q8_K",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ3_XXS",
+    "IQ1_S",
+    "IQ4_NL",
+    "IQ3_S",
+    "IQ2_S",
+    "IQ4_XS",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "F64",
+    "IQ1_M",
+    "BF16",
+    "Q4_0_4_4",
+    "Q4_0_4_8",
+    "Q4_0_8_8",
+    "TQ1_0",
+    "TQ2_0",
+    "IQ4_NL_4_4",
+    "IQ4_NL_4_8",
+    "IQ4_NL_8_8",
+    "MXFP4",
 ];
 
 /// The name of ggml's type `id`.
@@ -30,12 +67,24 @@ mod tests {
     #[test]
     fn numbers_are_ggmls() {
         for (id, dtype_) in [
-            (0, DType::F32), (1, DType::F16), (2, DType::Q4_0), (3, DType::Q4_1), (6, DType::Q5_0), (7, DType::Q5_1),
-            (8, DType::Q8_0), (12, DType::Q4_K), (13, DType::Q5_K), (14, DType::Q6_K), (30, DType::BF16),
+            (0, DType::F32),
+            (1, DType::F16),
+            (2, DType::Q4_0),
+            (3, DType::Q4_1),
+            (6, DType::Q5_0),
+            (7, DType::Q5_1),
+            (8, DType::Q8_0),
+            (12, DType::Q4_K),
+            (13, DType::Q5_K),
+            (14, DType::Q6_K),
+            (30, DType::BF16),
         ] {
             assert_eq!(dtype(id), Some(dtype_));
         }
         assert_eq!((0..200).filter_map(dtype).count(), DType::ALL.len());
-        assert_eq!([name(10), name(11), name(20), name(39), name(77)], ["Q2_K", "Q3_K", "IQ4_NL", "MXFP4", "number 77"]);
+        assert_eq!(
+            [name(10), name(11), name(20), name(39), name(77)],
+            ["Q2_K", "Q3_K", "IQ4_NL", "MXFP4", "number 77"]
+        );
     }
 }

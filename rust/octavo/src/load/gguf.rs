@@ -65,11 +65,15 @@ impl Gguf {
         let data_start = (reader.at as u64).next_multiple_of(alignment);
         for tensor in &mut tensors {
             if tensor.offset % alignment != 0 {
-                return Err(format!("tensor `{}` begins at {}, not a multiple of {alignment}", tensor.name, tensor.offset));
+                return Err(format!(
+                    "tensor `{}` begins at {}, not a multiple of {alignment}",
+                    tensor.name, tensor.offset
+                ));
             }
-            tensor.offset = tensor.offset.checked_add(data_start).ok_or_else(|| {
-                format!("tensor `{}` begins at {}, beyond any file", tensor.name, tensor.offset)
-            })?;
+            tensor.offset = tensor
+                .offset
+                .checked_add(data_start)
+                .ok_or_else(|| format!("tensor `{}` begins at {}, beyond any file", tensor.name, tensor.offset))?;
         }
         Ok(Self { version, metadata, tensors, data_start })
     }

@@ -41,6 +41,11 @@ impl HfConfig {
         &self.path
     }
 
+    /// The whole object.
+    pub fn into_value(self) -> Value {
+        Value::Object(self.values)
+    }
+
     /// The value of `key`, whatever its type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())

@@ -59,7 +59,8 @@ mod tests {
         // A pair of coins in one of 10 × 10 bins: next positions, next seeds, and the shift that plain SplitMix would show.
         let step = 0x9e37_79b9_7f4a_7c15u64;
         let pair = |a: f64, b: f64| ((a * 10.0).floor() + b) / 10.0;
-        let neighbours: [(&str, fn(u64, u64) -> f64); 3] = [
+        type Coin = fn(u64, u64) -> f64;
+        let neighbours: [(&str, Coin); 3] = [
             ("position", |i, _| coin(5, i as usize + 1)),
             ("seed", |i, _| coin(6, i as usize)),
             ("shifted seed", |i, step| coin(5u64.wrapping_add(step), i as usize)),

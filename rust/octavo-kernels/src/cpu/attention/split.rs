@@ -1,5 +1,8 @@
 //! The arithmetic of attention: one split of one item, and how splits come together.
 
+// `for m in 0..M` over several arrays of registers reads better than the zips that would replace it.
+#![allow(clippy::needless_range_loop)]
+
 use std::ops::Range;
 
 use super::{Item, Job};
@@ -247,7 +250,7 @@ fn score<V: Vector, E: Element, const M: usize, const N: usize>(
     staged: &[f32],
     scores: &mut [[f32; KV_SPLIT]; M],
 ) {
-    let (mut keys, mut ahead): ([&[[E; 16]]; N], [&[[E; 16]]; N]) = ([&[]; N], [&[]; N]);
+    let (mut keys, mut ahead) = ([&[] as &[[E; 16]]; N], [&[] as &[[E; 16]]; N]);
     for n in 0..N {
         keys[n] = positions.tile(position + n * TILE, Half::Keys).as_chunks().0;
         ahead[n] = positions.tile_ahead(position + n * TILE, tiles, Half::Keys).as_chunks().0;

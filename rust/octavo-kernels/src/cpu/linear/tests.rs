@@ -77,12 +77,17 @@ impl Stored {
     }
 
     fn weights(&self) -> Vec<Weight<'_>> {
-        self.parts.iter().map(|(dtype, rows, bytes)| Weight { dtype: *dtype, rows: *rows, cols: self.cols, bytes }).collect()
+        self.parts
+            .iter()
+            .map(|(dtype, rows, bytes)| Weight { dtype: *dtype, rows: *rows, cols: self.cols, bytes })
+            .collect()
     }
 
     /// Every output's stored row.
     fn rows(&self) -> impl Iterator<Item = (DType, &[u8])> {
-        self.parts.iter().flat_map(|(dtype, rows, bytes)| bytes.chunks(bytes.len() / rows).map(move |row| (*dtype, row)))
+        self.parts
+            .iter()
+            .flat_map(|(dtype, rows, bytes)| bytes.chunks(bytes.len() / rows).map(move |row| (*dtype, row)))
     }
 
     /// What the plain loops give.

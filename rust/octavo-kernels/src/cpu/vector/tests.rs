@@ -158,7 +158,24 @@ fn exp_tanh_and_sigmoid_are_near() {
 #[test]
 fn exp_at_the_ends() {
     let nan = f32::NAN;
-    let x = [f32::NEG_INFINITY, -1e30, -104.0, -87.0, 0.0, -0.0, 88.7, 88.8, 1e30, f32::INFINITY, nan, 1.0, 0.0, 0.0, 0.0, 0.0];
+    let x = [
+        f32::NEG_INFINITY,
+        -1e30,
+        -104.0,
+        -87.0,
+        0.0,
+        -0.0,
+        88.7,
+        88.8,
+        1e30,
+        f32::INFINITY,
+        nan,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    ];
     for isa in Isa::available() {
         let y = isa.run(Apply(&Function::Exp, &x));
         assert_eq!(y[..6], [0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "{}", isa.describe());

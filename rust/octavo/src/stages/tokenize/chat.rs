@@ -6,14 +6,12 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
 use super::civil::LocalTime;
-use super::folder;
 use super::marker::Marker;
 use super::python;
 use super::tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
@@ -124,12 +122,6 @@ impl ChatTemplate {
             .add_template_owned("chat", with_long_escapes(&without_generation_blocks(source)))
             .map_err(|error| ChatError::Compile(describe(&error)))?;
         Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
-    }
-
-    /// The source of the template in a Hugging Face folder: `chat_template.jinja`, or a member of
-    /// `tokenizer_config.json`. Of several named templates the one called `default`.
-    pub fn source_in(folder: &Path) -> Result<Option<String>, TokenizerError> {
-        folder::chat_template(folder)
     }
 
     /// The template's source.

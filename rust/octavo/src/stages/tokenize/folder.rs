@@ -1,9 +1,6 @@
 //! A tokenizer from a Hugging Face folder: `tokenizer.json`, and what `tokenizer_config.json` and
 //! `special_tokens_map.json` say about the beginning and the end of a text.
 
-use std::io::ErrorKind;
-use std::path::Path;
-
 use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::tokenizer::{Encoding, PostProcessor, Token};
@@ -15,14 +12,10 @@ use super::spm::SPACE;
 use super::tokenizer::{Decoding, Engine, Tokenizer, TokenizerError};
 use super::vocabulary::{Kind, Vocabulary};
 
-pub(super) fn read(folder: &Path) -> Result<Tokenizer, TokenizerError> {
-    let path = folder.join("tokenizer.json");
-    let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
-    let library = tokenizers::Tokenizer::from_bytes(bytes)
-        .map_err(|error| TokenizerError::Malformed(format!("{}: {error}", path.display())))?;
-    let config =
-        Config { files: [optional(folder, "tokenizer_config.json")?, optional(folder, "special_tokens_map.json")?] };
-    build(library, &config)
+pub(super) fn read(tokenizer: &[u8], beside: [Value; 2]) -> Result<Tokenizer, TokenizerError> {
+    let library = tokenizers::Tokenizer::from_bytes(tokenizer)
+        .map_err(|error| TokenizerError::Malformed(format!("tokenizer.json: {error}")))?;
+    build(library, &Config { files: beside })
 }
 
 fn build(library: tokenizers::Tokenizer, config: &Config) -> Result<Tokenizer, TokenizerError> {
@@ -195,30 +188,5 @@ impl Config {
 
     fn flag(&self, key: &str) -> Option<bool> {
         self.files.iter().find_map(|file| file[key].as_bool())
-    }
-}
-
-/// The chat template of a folder.
-pub(super) fn chat_template(folder: &Path) -> Result<Option<String>, TokenizerError> {
-    let path = folder.join("chat_template.jinja");
-    match std::fs::read_to_string(&path) {
-        Ok(source) => return Ok(Some(source)),
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(source) => return Err(TokenizerError::Read { path, source }),
-    }
-    let config = optional(folder, "tokenizer_config.json")?;
-    let named = config["chat_template"].as_array();
-    let default = named.and_then(|named| named.iter().find(|template| template["name"] == "default"));
-    let source = default.map_or(&config["chat_template"], |template| &template["template"]);
-    Ok(source.as_str().map(str::to_owned))
-}
-
-fn optional(folder: &Path, name: &str) -> Result<Value, TokenizerError> {
-    let path = folder.join(name);
-    match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map_err(|error| TokenizerError::Malformed(format!("{}: {error}", path.display()))),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Value::Null),
-        Err(source) => Err(TokenizerError::Read { path, source }),
     }
 }

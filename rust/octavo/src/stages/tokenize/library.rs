@@ -33,9 +33,19 @@ impl Library {
         let encoding = self
             .run(&text[range.clone()], range.start == 0, vocabulary)
             .map_err(|error| TokenizerError::Encode(error.to_string()))?;
-        into.ids.extend_from_slice(encoding.get_ids());
-        let offsets = encoding.get_offsets().iter();
-        into.offsets.extend(offsets.map(|&(start, end)| range.start + start..range.start + end));
+        let ids = encoding.get_ids();
+        into.ids.extend_from_slice(ids);
+        if spells(vocabulary, ids, &text.as_bytes()[range.clone()]) {
+            let mut at = range.start;
+            into.offsets.extend(ids.iter().map(|&id| {
+                let start = at;
+                at += vocabulary.piece(id).map_or(0, <[u8]>::len);
+                start..at
+            }));
+        } else {
+            let offsets = encoding.get_offsets().iter();
+            into.offsets.extend(offsets.map(|&(start, end)| range.start + start..range.start + end));
+        }
         Ok(())
     }
 
@@ -75,6 +85,17 @@ impl Library {
         }
         Ok(spelled)
     }
+}
+
+/// Whether the tokens' bytes are the text. Then they are its exact partition, while the crate gives every token that holds a
+/// part of a character the whole of it; it knows better where a normaliser changed the text.
+fn spells(vocabulary: &Vocabulary, ids: &[u32], text: &[u8]) -> bool {
+    let mut rest = text;
+    ids.iter().all(|&id| {
+        let left = vocabulary.piece(id).and_then(|piece| rest.strip_prefix(piece));
+        rest = left.unwrap_or_default();
+        left.is_some()
+    }) && rest.is_empty()
 }
 
 /// The same pre-tokenizer for text after a special token: one that puts a space before the first word only puts none.

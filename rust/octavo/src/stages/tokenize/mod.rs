@@ -23,5 +23,5 @@ mod python; // what templates expect of Python
 
 pub use chat::{ChatError, ChatTemplate, RenderInput, Rendered};
 pub use civil::LocalTime;
-pub use tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
 pub(crate) use tokenizer::settle_byte_run;
+pub use tokenizer::{Encoding, Special, Tokenizer, TokenizerError};

@@ -1,7 +1,6 @@
 //! The public face: encode, decode, look up.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
 use super::library::Library;
 use super::special::{Segment, SpecialTokens};
@@ -54,7 +53,7 @@ pub enum Special {
 pub struct Encoding {
     /// The token ids.
     pub ids: Vec<u32>,
-    /// For each id its bytes in the text; an empty range for tokens that were added.
+    /// For each id its bytes in the text, which may be a part of a character; an empty range for tokens that were added.
     pub offsets: Vec<Range<usize>>,
 }
 
@@ -81,14 +80,6 @@ pub enum TokenizerError {
         /// The names that would do.
         supported: String,
     },
-    /// A file could not be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
     /// This text could not be encoded.
     #[error("this text could not be tokenized: {0}")]
     Encode(String),
@@ -100,9 +91,10 @@ impl Tokenizer {
         gguf::read(metadata)
     }
 
-    /// From `tokenizer.json` (with `tokenizer_config.json` and `special_tokens_map.json` where there are any).
-    pub fn from_folder(folder: &Path) -> Result<Self, TokenizerError> {
-        folder::read(folder)
+    /// From the text of a `tokenizer.json` and, where there are any, the objects in `tokenizer_config.json` and
+    /// `special_tokens_map.json` beside it (`null` otherwise).
+    pub fn from_json(tokenizer: &[u8], beside: [serde_json::Value; 2]) -> Result<Self, TokenizerError> {
+        folder::read(tokenizer, beside)
     }
 
     /// Text → ids. With `add_special` also the tokens that this tokenizer puts around every text (BOS, seldom EOS).

@@ -1,0 +1,29 @@
+"""What the README shows works as it stands, and the Python bench too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_readmes_python_runs(smollm2: str) -> None:
+    assert smollm2  # it is in the cache, so nothing is fetched here
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert "first token after" in run(sys.executable, "-c", block)
+
+
+def test_the_bench_runs(smollm2: str) -> None:
+    told = run(sys.executable, str(ROOT / "benches" / "offline.py"), smollm2, "--tiny")
+    assert len(re.findall(r"^.+\d tok/s$", told, re.MULTILINE)) == 7
