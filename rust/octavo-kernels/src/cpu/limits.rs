@@ -23,12 +23,13 @@ pub struct Limits {
     pub int8_operations: f64,
 }
 
-/// Each measurement is repeated and the best counts: a limit is what was reached undisturbed.
-const REPEATS: usize = 7;
+/// Each measurement is repeated and the best counts: a limit is what was reached undisturbed. Many short ones, because on
+/// a busy machine a long one never is.
+const REPEATS: usize = 30;
 /// How much of a core's own cache the cache's measurement uses: well inside a second-level cache, far more than a first.
 const CACHE_BYTES: usize = 256 << 10;
-/// Loops in a register measurement: about ten milliseconds.
-const LOOPS: usize = 1 << 22;
+/// Loops in a register measurement: about a millisecond.
+const LOOPS: usize = 1 << 19;
 
 impl Limits {
     /// Measures all, in about a second.
