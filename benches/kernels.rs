@@ -8,6 +8,7 @@ mod support;
 
 use harness::{Random, Tolerance, upload, weight_bytes};
 use octavo_kernels::cpu::CpuBackend;
+use octavo_kernels::cpu::limits::last_cache_bytes;
 use octavo_kernels::reference::Activations;
 use octavo_kernels::{
     Activation, Backend, CacheDtype, CacheShape, DType, Heads, Mask, RopeSpec, RopeStyle, Segment, StepInput, Weight,
@@ -74,7 +75,10 @@ impl Operation for Linear {
     }
     fn work(&self) -> Work {
         let row_bytes = self.dtype.row_bytes(self.inputs).expect("whole blocks");
-        let (work, operations) = (Work::memory(self.outputs * row_bytes), 2 * self.rows * self.outputs * self.inputs);
+        let bytes = self.outputs * row_bytes;
+        // Weights that fit the last cache stay there from one run to the next.
+        let work = if bytes > last_cache_bytes() { Work::memory(bytes) } else { Work::cache(bytes) };
+        let operations = 2 * self.rows * self.outputs * self.inputs;
         if self.dtype.is_dense() { work.f32(operations) } else { work.int8(operations) }
     }
     fn small(&self) -> Self {
@@ -233,7 +237,7 @@ fn main() {
     let inputs = 2048;
     for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::BF16, DType::F32] {
         // So many outputs that the last cache is of no help from one run to the next.
-        let bytes = bench.size(4 * octavo_kernels::cpu::limits::last_cache_bytes(), 1);
+        let bytes = bench.size(4 * last_cache_bytes(), 1);
         let outputs = (bytes / dtype.row_bytes(inputs).expect("whole blocks")).next_multiple_of(16);
         line(&bench, cpu, &Linear { dtype, outputs, inputs, rows: 1 });
         for rows in [8, 64, 256] {

@@ -89,7 +89,7 @@ impl Bench {
             rate(int8_operations, "op/s"),
         );
         let (time, bytes, operations, share) = ("time", "bytes", "operations", "share of the limit");
-        println!("{:<26}{:<34}{time:>11}{bytes:>14}{operations:>14}  {share}", "", "");
+        println!("{:<36}{:<36}{time:>11}{bytes:>14}{operations:>14}  {share}", "", "");
         Self { limits: Some(limits), chosen }
     }
 
@@ -120,7 +120,7 @@ impl Bench {
         let (floor, by) = work.floor(limits);
         let per_second = |count: usize, unit| if count > 0 { rate(count as f64 / seconds, unit) } else { "-".into() };
         println!(
-            "{name:<26}{shape:<34}{:>11}{:>14}{:>14}  {:.3}% of {by}",
+            "{name:<36}{shape:<36}{:>11}{:>14}{:>14}  {:.3}% of {by}",
             time(seconds),
             per_second(work.memory_bytes + work.cache_bytes, "B/s"),
             per_second(work.f32_operations + work.int8_operations, "op/s"),

@@ -2,6 +2,7 @@
 //! kernels use. A kernel's time is worth little without them: it is fast when it comes close to one.
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::isa::Isa;
@@ -23,12 +24,15 @@ pub struct Limits {
     pub int8_operations: f64,
 }
 
-/// Each measurement is repeated and the best counts: a limit is what was reached undisturbed.
-const REPEATS: usize = 7;
+/// Each measurement is repeated and the median counts, as it does for whatever is held against it: on a busy machine both
+/// are disturbed alike. Many short ones, because there a long one is always disturbed.
+const REPEATS: usize = 31;
 /// How much of a core's own cache the cache's measurement uses: well inside a second-level cache, far more than a first.
 const CACHE_BYTES: usize = 256 << 10;
-/// Loops in a register measurement: about ten milliseconds.
-const LOOPS: usize = 1 << 22;
+/// Passes over it: about a millisecond.
+const CACHE_PASSES: usize = 512;
+/// Loops in a register measurement: about a millisecond.
+const LOOPS: usize = 1 << 19;
 
 impl Limits {
     /// Measures all, in about a second.
@@ -38,14 +42,15 @@ impl Limits {
         let cache = CACHE_BYTES * pool.threads();
         Ok(Self {
             memory_bytes: measure_bandwidth(isa, pool, memory, 1)?,
-            cache_bytes: measure_bandwidth(isa, pool, cache, 1024)?,
+            cache_bytes: measure_bandwidth(isa, pool, cache, CACHE_PASSES)?,
             f32_operations: measure_f32_rate(isa, pool, LOOPS),
             int8_operations: measure_int8_rate(isa, pool, LOOPS),
         })
     }
 }
 
-/// Bytes per second when each thread reads its own part of `bytes` bytes from start to end, `passes` times.
+/// Bytes per second when each thread reads its own part of `bytes` bytes from start to end: once, from memory, if there
+/// are many; `passes` times, from the threads' own caches, if there are few.
 pub fn measure_bandwidth(isa: Isa, pool: &mut Pool, bytes: usize, passes: usize) -> Result<f64> {
     let threads = pool.threads();
     let line_count = (bytes / 64).next_multiple_of(READS * threads).max(READS * threads);
@@ -55,44 +60,47 @@ pub fn measure_bandwidth(isa: Isa, pool: &mut Pool, bytes: usize, passes: usize)
     let per_thread = line_count / threads;
     pool.run_pieces(memory.bytes_mut().as_chunks_mut::<64>().0, per_thread, &|_, lines| lines.fill([1; 64]));
     let (lines, _) = memory.bytes().as_chunks::<64>();
-    let seconds = best_of_repeats(|| {
-        pool.run(threads, &|i| {
-            let lines = &lines[i * per_thread..][..per_thread];
-            for _ in 0..passes {
-                discard(isa.run(Read { lines: black_box(lines) }));
-            }
-        });
-    });
-    Ok((line_count * 64 * passes) as f64 / seconds)
+    Ok(median_rate(pool, per_thread * 64 * passes, passes == 1, &|i| {
+        let lines = &lines[i * per_thread..][..per_thread];
+        for _ in 0..passes {
+            black_box(isa.run(Read { lines: black_box(lines) }));
+        }
+    }))
 }
 
 /// f32 operations per second, `loops` times in a row in registers on every thread.
 pub fn measure_f32_rate(isa: Isa, pool: &mut Pool, loops: usize) -> f64 {
-    let threads = pool.threads();
-    let seconds = best_of_repeats(|| pool.run(threads, &|_| discard(isa.run(MultiplyAdd { loops }))));
-    (threads * loops * isa.run(Chains) * 16 * 2) as f64 / seconds
+    median_rate(pool, loops * isa.run(Chains) * 16 * 2, false, &|_| _ = black_box(isa.run(MultiplyAdd { loops })))
 }
 
 /// int8 operations per second, likewise.
 pub fn measure_int8_rate(isa: Isa, pool: &mut Pool, loops: usize) -> f64 {
+    median_rate(pool, loops * isa.run(Chains) * 64 * 2, false, &|_| _ = black_box(isa.run(DotBytes { loops })))
+}
+
+/// Units per second of all threads together, when a task does `units`. What the threads share, such as memory, is timed
+/// from the first's start to the last's end. What each has for itself is timed by each for itself, so that a thread that
+/// has to wait for its core does not count as a slow one.
+fn median_rate(pool: &mut Pool, units: usize, is_shared: bool, task: &(dyn Fn(usize) + Sync)) -> f64 {
     let threads = pool.threads();
-    let seconds = best_of_repeats(|| pool.run(threads, &|_| discard(isa.run(DotBytes { loops }))));
-    (threads * loops * isa.run(Chains) * 64 * 2) as f64 / seconds
-}
-
-/// Takes a result that must have been computed.
-fn discard<T>(result: T) {
-    black_box(result);
-}
-
-fn best_of_repeats(mut measured: impl FnMut()) -> f64 {
-    let mut once = || {
+    let own_nanoseconds: Vec<_> = (0..threads).map(|_| AtomicU64::new(1)).collect();
+    let mut rate = || {
         let begin = Instant::now();
-        measured();
-        begin.elapsed().as_secs_f64()
+        pool.run(threads, &|i| {
+            let begin = Instant::now();
+            task(i);
+            own_nanoseconds[i].store(begin.elapsed().as_nanos().max(1) as u64, Ordering::Relaxed);
+        });
+        let per_second = |nanoseconds: u64| units as f64 * 1e9 / nanoseconds as f64;
+        if is_shared {
+            return threads as f64 * per_second(begin.elapsed().as_nanos().max(1) as u64);
+        }
+        own_nanoseconds.iter().map(|nanoseconds| per_second(nanoseconds.load(Ordering::Relaxed))).sum()
     };
-    once(); // wakes the threads and the clock
-    (0..REPEATS).map(|_| once()).fold(f64::INFINITY, f64::min)
+    rate(); // wakes the threads and the clock
+    let mut rates: Vec<f64> = (0..REPEATS).map(|_| rate()).collect();
+    rates.sort_by(f64::total_cmp);
+    rates[REPEATS / 2]
 }
 
 /// The size of the largest cache, or a guess where the system does not tell.
