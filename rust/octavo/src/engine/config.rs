@@ -87,8 +87,8 @@ impl EngineConfig {
             ));
         }
         let most = [
-            ("max_num_batched_tokens", self.batched_tokens(), 1 << 16),
             ("max_num_seqs", self.max_num_seqs, 1 << 13),
+            ("max_num_batched_tokens", self.batched_tokens(), 1 << 16),
             ("max_queue", self.max_queue, 1 << 24),
             ("threads", self.threads.unwrap_or(1), 1 << 10),
         ];
