@@ -1,5 +1,5 @@
-//! Real models, where their files are at hand: `OCTAVO_TEST_MODELS=folder cargo test --test golden real -- --ignored
-//! --nocapture`. The bounds are the fixtures' own (see their README): quantised activations move log-probabilities by some
+//! Real models, where their files are at hand: `OCTAVO_TEST_MODELS=folder cargo test --test golden real -- --nocapture`;
+//! one that is not there is skipped with a line that says so (the Python tests always have SmolLM2). The bounds are the fixtures' own (see their README): quantised activations move log-probabilities by some
 //! hundredths, and may flip a step whose two best tokens are close.
 
 use std::path::{Path, PathBuf};
@@ -20,7 +20,6 @@ const MARGIN: f32 = 0.5;
 const STEPS: usize = 64;
 
 #[test]
-#[ignore = "needs real models in OCTAVO_TEST_MODELS"]
 fn cpu_agrees_on_smollm2() {
     compare(
         "real/smollm2-135m.json",
@@ -31,7 +30,6 @@ fn cpu_agrees_on_smollm2() {
 }
 
 #[test]
-#[ignore = "needs real models in OCTAVO_TEST_MODELS"]
 fn cpu_agrees_on_gemma3() {
     compare(
         "real/gemma3-270m.json",
@@ -42,21 +40,24 @@ fn cpu_agrees_on_gemma3() {
 }
 
 #[test]
-#[ignore = "needs real models in OCTAVO_TEST_MODELS, and an hour"]
+#[ignore = "takes an hour: plain loops over a real model"]
 fn reference_agrees_on_smollm2() {
     compare("real/smollm2-135m.json", ReferenceBackend::new(LIMITS, Activations::F32), 0.002, 0.01);
 }
 
-fn model_file(name: &str) -> PathBuf {
-    let folder = std::env::var("OCTAVO_TEST_MODELS").expect("OCTAVO_TEST_MODELS names a folder of models");
-    let path = Path::new(&folder).join(name);
-    assert!(path.exists(), "{} is missing", path.display());
-    path
+fn model_file(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("OCTAVO_TEST_MODELS").map(|folder| Path::new(&folder).join(name));
+    let found = path.filter(|path| path.exists());
+    if found.is_none() {
+        println!("skipped: {name} is not in OCTAVO_TEST_MODELS");
+    }
+    found
 }
 
 fn compare<B: Backend>(json: &str, backend: B, logprob_tolerance: f32, margin: f32) {
     let all: Value = serde_json::from_str(&std::fs::read_to_string(oracle::path(json)).unwrap()).unwrap();
-    let decoder = runner::decoder(&model_file(all["model"].as_str().unwrap()), backend);
+    let Some(path) = model_file(all["model"].as_str().unwrap()) else { return };
+    let decoder = runner::decoder(&path, backend);
     println!("{}", decoder.backend().describe());
     let mut executor = LocalExecutor::new(decoder);
     for prompt in list(&all["prompts"]) {
