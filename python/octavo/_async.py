@@ -57,6 +57,11 @@ def _waker_of_loop() -> _LoopWaker:
     return found
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop that runs here. (Whoever imports :mod:`octavo` need not pay for importing asyncio.)"""
+    return asyncio.get_running_loop()
+
+
 async def submitted(submit: Callable[[Waker], Ticket]) -> Ticket:
     """Makes the request. Template and tokenizer run on a thread of the loop's pool: a long prompt must not hold up the
     loop."""

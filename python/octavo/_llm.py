@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -78,8 +78,7 @@ class LLM:
             raise ModelLoadError(f"dtype must be 'auto' (weights as they are stored), not {dtype!r}")
         if itl_target_ms is not None:
             raise ModelLoadError("itl_target_ms is reserved and must be None")
-        self._progress = progress
-        self._path = _models.resolve(model, progress=progress)
+        # Before anything is fetched for them.
         config = EngineConfig(
             device=device,
             kv_cache_dtype=kv_cache_dtype,
@@ -93,6 +92,8 @@ class LLM:
             threads=threads,
             seed=seed,
         )
+        self._progress = progress
+        self._path = _models.resolve(model, progress=progress)
         with bar_on_terminal("load", progress, unit="B") as report:
             self._engine = Engine.load(self._path, config, report)
         self._window = window(max_num_seqs, max_queue)
@@ -212,10 +213,10 @@ class LLM:
 
     def _with_banned_ids(self, params: SamplingParams) -> SamplingParams:
         """``bad_words`` as token ids, each word with and without a space before it: the two are different tokens."""
-        if not params.bad_words:
+        if params.bad_words is None:
             return params
-        if isinstance(params.bad_words, str) or not isinstance(params.bad_words, Iterable):
-            raise InvalidRequestError(f"bad_words must be a list of words, not {params.bad_words!r}")
+        if not isinstance(params.bad_words, (list, tuple)):
+            raise InvalidRequestError(f"bad_words must be a list of words, not a {type(params.bad_words).__name__}")
         banned: list[Sequence[int]] = []
         for word in params.bad_words:
             if isinstance(word, str):
@@ -236,10 +237,14 @@ class LLM:
             special: Recognise special tokens spelled out in the text; ``False`` takes them as plain text.
             add_special_tokens: Add what the tokenizer adds by itself, such as a beginning-of-sequence token.
         """
-        return self._engine.tokenize(text, special=special, add_special_tokens=add_special_tokens)
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"the text must be a str, not a {type(text).__name__}")
+        return self._engine.tokenize(text, special=bool(special), add_special_tokens=bool(add_special_tokens))
 
     def detokenize(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__"):
+            raise InvalidRequestError(f"token_ids must be a list or an array, not a {type(token_ids).__name__}")
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
         return self._engine.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
@@ -313,6 +318,8 @@ class _Call:
         self.options = CallOptions(**{name: keywords.pop(name) for name in _CALL_OPTIONS if name in keywords})
         # What is left are fields of SamplingParams.
         if isinstance(params, (list, tuple)):
+            if not params:
+                raise InvalidRequestError("params is an empty list; give one SamplingParams for each prompt, or one")
             self._params: SamplingParams | list[SamplingParams] = [_merged(each, keywords) for each in params]
         else:
             self._params = _merged(params, keywords)
@@ -335,6 +342,9 @@ def _merged(params: Any, overrides: dict[str, Any]) -> SamplingParams:
         params = SamplingParams()
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params must be a SamplingParams, not a {type(params).__name__}")
+    unknown = [name for name in overrides if name not in SamplingParams.__slots__]
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: no option of a call, no sampling parameter")
     return replace(params, **overrides) if overrides else params
 
 

@@ -42,7 +42,7 @@ def to_engine(prompt: Any, tools: Sequence[Mapping[str, Any]] | None, add_genera
     """One prompt in the form the engine takes. Token ids are checked there, by value."""
     if _is_messages(prompt):
         return _chat(prompt, tools, add_generation_prompt)
-    if tools:
+    if tools is not None and len(_mappings("tools", tools)):
         raise InvalidRequestError("tools go with messages: only a chat template can show them to the model")
     if isinstance(prompt, str):
         return prompt
@@ -74,17 +74,28 @@ def _chat(
             )
     return Chat(
         _json("messages", [dict(message) for message in messages]),
-        None if tools is None else _json("tools", [dict(tool) for tool in tools]),
+        None if tools is None else _json("tools", _mappings("tools", tools)),
         add_generation_prompt,
         calendar.timegm(time.localtime()),
     )
 
 
-def _json(name: str, value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{name} must be made of JSON values: {error}") from None
+def _mappings(name: str, values: Any) -> list[dict[str, Any]]:
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, Mapping) for value in values):
+        raise InvalidRequestError(f"{name} must be a list of mappings, not {_described(values)}")
+    return [dict(value) for value in values]
+
+
+def _json(name: str, values: list[dict[str, Any]]) -> str:
+    parts = []
+    for i, value in enumerate(values):
+        try:
+            part = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            part.encode()  # a lone surrogate is no text
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"{name}[{i}] must be made of JSON values: {error}") from None
+        parts.append(part)
+    return f"[{', '.join(parts)}]"
 
 
 def _described(value: Any) -> str:

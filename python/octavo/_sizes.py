@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from octavo._errors import ModelLoadError
 
@@ -20,9 +21,9 @@ def parse_bytes(name: str, size: int | str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
         if match is None or match[2].upper() not in _UNITS:
             raise ModelLoadError(f"{name} must be a number of bytes or a size such as '2GiB', not {size!r}")
-        count = int(float(match[1]) * _UNITS[match[2].upper()])
-    if count <= 0:
-        raise ModelLoadError(f"{name} must be above 0, not {size!r}")
+        count = int(Decimal(match[1]) * _UNITS[match[2].upper()])
+    if not 0 < count < 1 << 63:
+        raise ModelLoadError(f"{name} must be above 0 and below 2**63 bytes, not {size!r}")
     return count
 
 

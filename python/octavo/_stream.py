@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from octavo._errors import OctavoError
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from typing_extensions import Self
 
     from octavo._octavo import Chunk, Result, Ticket, Waker
@@ -71,6 +73,7 @@ class AsyncStream:
         self._ticket: Ticket | None = None
         self._outcome: _Outcome | None = None
         self._closed = False
+        self._loop: AbstractEventLoop | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -94,11 +97,15 @@ class AsyncStream:
         return chunk
 
     async def _started(self) -> Ticket:
-        if self._ticket is None:
-            from octavo._async import submitted
+        from octavo._async import running_loop, submitted
 
+        loop = running_loop()
+        if self._ticket is None:
+            self._loop = loop
             self._ticket = await submitted(self._submit)
             self._outcome = _Outcome(self._ticket)
+        if self._loop is not loop:
+            raise OctavoError("this stream was begun in another event loop, which is told of its chunks")
         return self._ticket
 
     @property

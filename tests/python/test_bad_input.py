@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import octavo
@@ -194,3 +195,25 @@ def test_not_a_model(tmp_path: Path) -> None:
     for path in (tmp_path / "note.txt", tmp_path, tmp_path / "nothing", Path("/dev/null")):
         with pytest.raises(octavo.ModelLoadError, match=path.name):
             octavo.LLM(path)
+
+
+def test_what_a_stranger_tries(tiny: octavo.LLM) -> None:
+    """Wrong kinds of arguments: the documented error, with the argument's name."""
+    user = {"role": "user", "content": "hi"}
+    for call, says in [
+        (lambda: tiny.generate("a", []), "params is an empty list"),
+        (lambda: tiny.generate([user], tools=np.array([1, 2])), "tools must be a list of mappings"),
+        (lambda: tiny.render([user], tools=["x"]), "tools must be a list of mappings"),
+        (lambda: tiny.generate("a", bad_words=np.array(1)), "bad_words must be a list"),
+        (lambda: tiny.generate([user, {"role": "user", "content": "\ud800"}]), r"messages\[1\]"),
+        (lambda: tiny.tokenize(None), "text must be a str"),  # type: ignore[arg-type]
+        (lambda: tiny.detokenize("12"), "token_ids must be a list"),
+        (lambda: tiny.generate("x" * 50_000_000), "bytes, more than max_model_len"),
+    ]:
+        with pytest.raises(octavo.InvalidRequestError, match=says):
+            call()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nope'"):
+        tiny.generate("a", nope=1)
+    with pytest.raises(octavo.ModelLoadError, match="kv_cache_bytes"):
+        octavo.LLM("x.gguf", kv_cache_bytes="9" * 400)
+    assert len(tiny.generate([1], GREEDY, max_tokens=1).token_ids) == 1

@@ -156,3 +156,11 @@ def test_no_color(tiny_path: str, variables: dict[str, str], coloured: bool) -> 
     os.close(ours)
     assert done.returncode == 0, seen
     assert (b"\x1b[2m" in seen) == coloured
+
+
+@pytest.mark.parametrize(("plumbing", "status"), [(">/dev/full", 1), (">&-", 0), ("<&- >/dev/null", 0)])
+def test_odd_plumbing_leaves_no_traceback(tiny_path: str, plumbing: str, status: int) -> None:
+    command = f'exec "{sys.executable}" -m octavo.cli run "{tiny_path}" hello --max-tokens 3 {plumbing}'
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == status, done.stderr

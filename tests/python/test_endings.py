@@ -138,3 +138,11 @@ def test_a_cancelled_one_that_waits_hears_of_it_before_the_next_step(llm: octavo
         told_after = time.monotonic() - begun
         whole = busy.result.anatomy.total_s
     assert told_after < whole
+
+
+def test_a_stream_stays_in_its_event_loop(tiny: octavo.LLM) -> None:
+    stream = tiny.astream([1], GREEDY, max_tokens=300)
+    asyncio.run(asyncio.wait_for(anext(stream), 10))
+    with pytest.raises(octavo.OctavoError, match="another event loop"):
+        asyncio.run(asyncio.wait_for(anext(stream), 10))
+    stream.cancel()

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from octavo import __version__
@@ -33,6 +34,10 @@ class _CommandParser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. Errors are one line, never a traceback."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # Closed by whoever started us: nothing to read, and nobody to write to.
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (open for as long as we run)
     parser = argparse.ArgumentParser(prog="octavo", description="Run language models on this machine.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_CommandParser)
@@ -48,7 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader has seen enough. Python would complain once more when it flushes at exit, so give it somewhere to.
+    except UnicodeEncodeError as error:
+        print(f"octavo: an argument is not valid text: {error.reason}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        # Python would complain once more when it flushes at exit, so give it somewhere to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):
+            return 0  # the reader has seen enough
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1

@@ -173,6 +173,8 @@ pub struct Engine {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) end_token_ids: Arc<[u32]>,
+    /// No text longer than this fits, whatever it says.
+    pub(super) most_prompt_bytes: usize,
 }
 
 impl Engine {
@@ -201,6 +203,14 @@ impl Engine {
     pub fn token_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, SubmitError> {
         let ids = match prompt {
             Prompt::Tokens(ids) => ids.clone(),
+            Prompt::Text(text) if text.len() > self.most_prompt_bytes => {
+                // Said before megabytes are tokenized for nothing.
+                return Err(SubmitError::Invalid(format!(
+                    "the prompt has {} bytes, more than max_model_len ({}) tokens can hold",
+                    text.len(),
+                    self.limits.max_model_len
+                )));
+            }
             Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
                 Ok(encoding) => without_second_bos(encoding.ids, self.tokenizer.bos()),
                 Err(error) => return Err(SubmitError::Invalid(error.to_string())),

@@ -51,6 +51,7 @@ pub fn open(
     let loaded = listen(&told, &shared, progress);
     match loaded {
         Ok(loaded) => Ok(Engine {
+            most_prompt_bytes: most_prompt_bytes(&loaded.tokenizer, loaded.limits.max_model_len),
             shared,
             inbox,
             thread: Mutex::new(Some(thread)),
@@ -74,6 +75,13 @@ pub fn open(
 
 /// How long the caller goes without being asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// As many tokens as a sequence may have, each the longest there is. A normaliser may shorten a text before it is cut into
+/// tokens (composing letters, for one), so four times that.
+fn most_prompt_bytes(tokenizer: &Tokenizer, max_model_len: usize) -> usize {
+    let longest = (0..tokenizer.len() as u32).filter_map(|id| tokenizer.piece(id)).map(<[u8]>::len).max();
+    longest.unwrap_or(1).max(4).saturating_mul(max_model_len).saturating_mul(4)
+}
 
 /// What the loading thread has to say.
 enum News {
