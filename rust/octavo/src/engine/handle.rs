@@ -183,11 +183,6 @@ impl Engine {
         &self.tokenizer
     }
 
-    /// The chat template, if the model has one.
-    pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
-    }
-
     /// What is fixed about this engine.
     pub fn facts(&self) -> &Facts {
         &self.facts

@@ -47,7 +47,8 @@ impl Runner {
         if let Err(panic) = outcome {
             self.shared.close(&format!("the engine stopped on an internal error: {}", panic_text(&*panic)));
         }
-        // What is left, here or in the inbox, ends as it is dropped (see `Outlet`).
+        // Those that had ended when it panicked; what is left, here or in the inbox, ends as it is dropped (see `Outlet`).
+        self.wake_all();
     }
 
     fn until_closed(&mut self) -> Result<(), String> {

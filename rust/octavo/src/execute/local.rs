@@ -7,7 +7,7 @@ use octavo_kernels::Backend;
 use super::{Batch, Entry, EntryOutput, Executor, LogitRows, StepOutput};
 use crate::model::Decoder;
 use crate::model::decoder::LOGIT_ROWS;
-use crate::sample::{Sampler, logprobs};
+use crate::sample::{Sampler, check_numbers, logprobs};
 
 /// Runs batches through a decoder, and draws.
 pub struct LocalExecutor<B: Backend> {
@@ -93,15 +93,19 @@ fn finish_row(
     logits: &[f32],
     output: &mut EntryOutput,
 ) {
-    // −∞ is a token that the model rules out; NaN and +∞ are a failure, of this entry alone.
-    if let Some(bad) = logits.iter().position(|&logit| logit.is_nan() || logit == f32::INFINITY) {
-        output.drawn = Some(Err(format!("the model's logit of token {bad} is {}", logits[bad])));
+    let gives_logits = entry.logits == LogitRows::All || (entry.logits == LogitRows::Last && last);
+    let gives_logprobs = entry.prompt_logprobs.zip(entry.prompt_next.get(index));
+    // A failure is this entry's alone. A draw looks for itself: twice over a vocabulary would be felt at every token.
+    if (gives_logits || gives_logprobs.is_some())
+        && let Err(why) = check_numbers(logits)
+    {
+        output.drawn = Some(Err(why));
         return;
     }
-    if entry.logits == LogitRows::All || (entry.logits == LogitRows::Last && last) {
+    if gives_logits {
         output.logits.extend_from_slice(logits);
     }
-    if let (Some(alternatives), Some(&next)) = (entry.prompt_logprobs, entry.prompt_next.get(index)) {
+    if let Some((alternatives, &next)) = gives_logprobs {
         output.prompt_logprobs.push(logprobs::of(logits, next, alternatives));
     }
     if let Some(draw) = entry.draw.as_ref().filter(|_| last && output.drawn.is_none()) {

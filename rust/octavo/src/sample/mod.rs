@@ -87,12 +87,13 @@ enum Choice<'a> {
     Among(&'a filter::Kept),
 }
 
-fn check_numbers(logits: &[f32]) -> Result<(), String> {
+/// Refuses what is no logit. −∞ is one: a token that the model rules out; NaN and +∞ are failures of the model.
+pub fn check_numbers(logits: &[f32]) -> Result<(), String> {
     let impossible = |v: f32| v.is_nan() | (v == f32::INFINITY);
     // Without a way out of the loop, so that it becomes a vector loop.
     if !logits.iter().fold(false, |any, &v| any | impossible(v)) {
         return Ok(());
     }
     let token = logits.iter().position(|&v| impossible(v)).unwrap_or(0);
-    Err(format!("the model's logit of token {token} is {}: nothing can be drawn from it", logits[token]))
+    Err(format!("the model's logit of token {token} is {}: the model gave no answer", logits[token]))
 }
