@@ -8,6 +8,7 @@ pub mod types; // element and block types, and how their bytes decode to f32
 pub mod ops; // trait Backend: the operations, shapes in each doc
 pub mod reference; // plain loops that define each operation; never made fast
 pub mod cpu; // packed weights, vector kernels, the worker pool
+pub mod routing; // where rows go in a mixture of experts
 pub mod file; // a read-only mapped file
 
 mod step; // a backend's copy of a step's input
