@@ -238,7 +238,8 @@ impl Loader {
         };
         let weights = Weights::load(files, model, &mut backend, &mut progress)?;
         let weights_bytes = weights.matrix_bytes;
-        let decoder = Decoder::new(backend, model.spec.clone(), weights, plan.cache, self.config.batched_tokens())
+        let spec = model.spec.clone().up_to(plan.max_model_len);
+        let decoder = Decoder::new(backend, spec, weights, plan.cache, self.config.batched_tokens())
             .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
         Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
     }
