@@ -16,12 +16,18 @@ pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, table_entrie
 const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
-pub fn decoder<B: Backend>(path: &Path, mut backend: B) -> Decoder<B> {
+pub fn decoder<B: Backend>(path: &Path, backend: B) -> Decoder<B> {
+    decoder_up_to(path, backend, None)
+}
+
+/// The same for sequences of at most so many positions, where that is said.
+pub fn decoder_up_to<B: Backend>(path: &Path, mut backend: B, positions: Option<usize>) -> Decoder<B> {
     let files = ModelFiles::open(path).unwrap();
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
     let cache = model.spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
-    Decoder::new(backend, model.spec, weights, cache, LIMITS.rows).unwrap()
+    let positions = positions.unwrap_or(model.spec.max_positions);
+    Decoder::new(backend, model.spec.up_to(positions), weights, cache, LIMITS.rows).unwrap()
 }
 
 /// What a sequence gave.
