@@ -7,7 +7,7 @@ use std::sync::Arc;
 use octavo::execute::local::LocalExecutor;
 use octavo::execute::{Batch, Draw, Entry, Executor, LogitRows};
 use octavo::load::ModelFiles;
-use octavo::model::{Decoder, Model, Weights};
+use octavo::model::{Decoder, DecoderSpec, Model, Weights};
 use octavo::request::{RequestId, SamplingParams};
 use octavo_kernels::{Backend, CacheDtype, Segment, StepLimits};
 
@@ -25,9 +25,14 @@ pub fn decoder_up_to<B: Backend>(path: &Path, mut backend: B, positions: Option<
     let files = ModelFiles::open(path).unwrap();
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
-    let cache = model.spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
     let positions = positions.unwrap_or(model.spec.max_positions);
-    Decoder::new(backend, model.spec.up_to(positions), weights, cache, LIMITS.rows).unwrap()
+    assemble(backend, model.spec.up_to(positions), weights)
+}
+
+/// A decoder with a cache of [`BLOCKS`].
+pub fn assemble<B: Backend>(backend: B, spec: DecoderSpec, weights: Weights<B::Matrix, B::Vector>) -> Decoder<B> {
+    let cache = spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
+    Decoder::new(backend, spec, weights, cache, LIMITS.rows).unwrap()
 }
 
 /// What a sequence gave.

@@ -10,11 +10,11 @@ use crate::runner::{self, BLOCK_SIZE, LIMITS, Outcome};
 
 const STEPS: usize = 48;
 
-fn reference() -> ReferenceBackend {
+pub fn reference() -> ReferenceBackend {
     ReferenceBackend::new(LIMITS, Activations::F32)
 }
 
-fn cpu(threads: usize) -> CpuBackend {
+pub fn cpu(threads: usize) -> CpuBackend {
     CpuBackend::open(CpuConfig { threads: Some(threads), ..CpuConfig::default() }, LIMITS).unwrap()
 }
 
@@ -28,7 +28,7 @@ fn positions(model: &Model, prompt: &Prompt) -> Option<usize> {
 }
 
 /// What every prompt of the model gives, those that want the same engine in one batch.
-fn outcomes<B: Backend>(model: &Model, backend: impl Fn() -> B, chunk: usize) -> Vec<Outcome> {
+pub fn outcomes<B: Backend>(model: &Model, backend: impl Fn() -> B, chunk: usize) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for prompts in model.expected.prompts.chunk_by(|a, b| positions(model, a) == positions(model, b)) {
         let decoder = runner::decoder_up_to(&model.path, backend(), positions(model, &prompts[0]));
@@ -39,7 +39,7 @@ fn outcomes<B: Backend>(model: &Model, backend: impl Fn() -> B, chunk: usize) ->
 }
 
 /// All prompts in one batch give what each gave alone to the reference: logits, log-probabilities and the greedy path.
-fn assert_agrees(model: &Model, got: &[Outcome]) {
+pub fn assert_agrees(model: &Model, got: &[Outcome]) {
     let tolerance = model.expected.tolerance;
     assert_eq!(got.len(), model.expected.prompts.len());
     for (prompt, got) in model.expected.prompts.iter().zip(got) {
@@ -64,7 +64,7 @@ fn check<B: Backend>(name: &str, backend: impl Fn() -> B) {
 }
 
 /// Every family, as a folder: old configurations beside f32, new ones beside bf16.
-const FOLDERS: [&str; 13] = [
+pub const FOLDERS: [&str; 13] = [
     "gemma2",
     "gemma3",
     "granite",
@@ -198,8 +198,10 @@ fn independent<B: Backend>(name: &str, one: impl Fn() -> B, other: impl Fn() -> 
 #[test]
 fn hidden_states_agree_layer_by_layer() {
     for name in FOLDERS {
-        let models = ["f32", "bf16"].map(|dtype| oracle::model(&format!("tiny/{name}/{dtype}")));
-        models.into_iter().flatten().for_each(|model| check_hidden_states(&model));
+        // They were recorded for this type only.
+        if let Some(model) = oracle::model(&format!("tiny/{name}/f32")) {
+            check_hidden_states(&model);
+        }
     }
 }
 
