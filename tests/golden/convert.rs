@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use octavo::error::LoadError;
 use octavo::load::ModelFiles;
+use octavo::model::rope::{RopeScaling, Yarn};
 use octavo::model::{Model, weights};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value;
@@ -274,12 +276,34 @@ fn olmo2_as_gguf() {
     let mut gguf = Gguf::new("olmo2", &config, tensors);
     assert_same("tiny/olmo2/bf16", "olmo2", &gguf);
 
+    let said = gguf.metadata.len();
     gguf.metadata.push(("attention.sliding_window", Meta::Integer(64)));
-    let scratch = Scratch::new("convert-olmo3");
+    let error = model(&gguf).unwrap_err().to_string();
+    assert!(error.contains("a sliding window of 64 in olmo2"), "{error}");
+
+    gguf.metadata.truncate(said);
+    gguf.metadata.extend([
+        ("rope.scaling.type", Meta::Text("yarn")),
+        ("rope.scaling.factor", Meta::Float(4.0)),
+        ("rope.scaling.original_context_length", Meta::Integer(256)),
+        ("rope.scaling.yarn_beta_slow", Meta::Float(2.0)),
+    ]);
+    let yarn = Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 2.0,
+        original_positions: 256,
+        attention_factor: 1.138_629_4,
+        truncate: true,
+    };
+    assert_eq!(model(&gguf).unwrap().spec.ropes[0].scaling, RopeScaling::Yarn(yarn));
+}
+
+fn model(gguf: &Gguf) -> Result<Model, LoadError> {
+    let scratch = Scratch::new("convert-model");
     let path = scratch.0.join("model.gguf");
     fs::write(&path, gguf.bytes()).unwrap();
-    let error = Model::of(&ModelFiles::open(&path).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("a sliding window of 64 in olmo2"), "{error}");
+    Model::of(&ModelFiles::open(&path).unwrap())
 }
 
 /// The tensors of `experts.N.PART`, by layer.

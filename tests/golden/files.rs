@@ -32,7 +32,7 @@ impl Scratch {
         scratch
     }
 
-    fn edit(&self, file: &str, edit: impl Fn(&mut Value)) {
+    pub fn edit(&self, file: &str, edit: impl Fn(&mut Value)) {
         let path = self.0.join(file);
         let mut value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
         edit(&mut value);

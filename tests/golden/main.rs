@@ -8,6 +8,7 @@ mod runner; // a minimal scheduler: paged blocks in shuffled order, prompts in c
 mod tiny; // tiny random models of every family, folders and GGUF files
 mod convert; // the same models as other files
 mod random; // random decoders, backend against backend
+mod ropes; // rotary embeddings from configurations
 mod executor; // what a batch gives back
 mod files; // what is read besides weights, and errors that say what is wrong
 mod broken; // truncated and corrupt files
