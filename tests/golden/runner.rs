@@ -7,12 +7,12 @@ use std::sync::Arc;
 use octavo::execute::local::LocalExecutor;
 use octavo::execute::{Batch, Draw, Entry, Executor, LogitRows};
 use octavo::load::ModelFiles;
-use octavo::model::{Decoder, DecoderSpec, Model, Weights};
+use octavo::model::{Decoder, DecoderSpec, LayerGroups, Model, Weights};
 use octavo::request::{RequestId, SamplingParams};
 use octavo_kernels::{Backend, CacheDtype, Segment, StepLimits};
 
 pub const BLOCK_SIZE: usize = 16;
-pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, table_entries: 1024 };
+pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, groups: 1, table_entries: 1024 };
 const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
@@ -29,10 +29,11 @@ pub fn decoder_up_to<B: Backend>(path: &Path, mut backend: B, positions: Option<
     assemble(backend, model.spec.up_to(positions), weights)
 }
 
-/// A decoder with a cache of [`BLOCKS`].
+/// A decoder with a cache of [`BLOCKS`], all of whose layers keep everything.
 pub fn assemble<B: Backend>(backend: B, spec: DecoderSpec, weights: Weights<B::Matrix, B::Vector>) -> Decoder<B> {
-    let cache = spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
-    Decoder::new(backend, spec, weights, cache, LIMITS.rows).unwrap()
+    let groups = LayerGroups::new(&spec, 0);
+    let cache = groups.cache_shape(&spec, BLOCKS, BLOCK_SIZE, CacheDtype::F32);
+    Decoder::new(backend, spec, weights, &groups, cache, LIMITS.rows).unwrap()
 }
 
 /// What a sequence gave.

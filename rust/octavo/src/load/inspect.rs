@@ -8,7 +8,7 @@ use octavo_kernels::{CacheDtype, DType};
 use super::files::{Config, ModelFiles};
 use super::tensors::Tensor;
 use crate::error::LoadError;
-use crate::model::Model;
+use crate::model::{LayerGroups, Model};
 
 /// Positions for which the KV cache's bytes are computed, so that they divide evenly.
 const BLOCK: usize = 16;
@@ -30,6 +30,8 @@ pub struct Inspection {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Experts of a sparse layer, and how many of them a token goes to; `None`: every layer is dense.
+    pub experts: Option<(usize, usize)>,
     /// Logits per position.
     pub vocab: usize,
     /// Positions that it was made for.
@@ -66,6 +68,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         heads: spec.heads.query,
         kv_heads: spec.heads.kv,
         head_dim: spec.heads.head_dim,
+        experts: spec.experts.map(|experts| (experts.count, experts.per_token)),
         vocab: spec.vocab_size,
         max_positions: spec.max_positions,
         tensor_types: tensor_types(files.tensors.iter().map(|(_, tensor)| tensor)),
@@ -75,7 +78,10 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         bos: words.bos,
         eos: words.eos,
         file_bytes: files.tensors.file_bytes(),
-        kv_bytes_per_token: (spec.cache_shape(1, BLOCK, CacheDtype::default()).block_bytes() / BLOCK) as u64,
+        kv_bytes_per_token: (LayerGroups::new(&spec, 0)
+            .cache_shape(&spec, 1, BLOCK, CacheDtype::default())
+            .block_bytes()
+            / BLOCK) as u64,
     })
 }
 
@@ -153,8 +159,14 @@ mod tests {
 
     #[test]
     fn the_types_add_up_to_the_file() {
-        for name in ["gguf/llama-q8_0.gguf", "gguf/qwen2-q5_1.gguf", "tiny/llama-untied-sharded/bf16"] {
+        for (name, experts) in [
+            ("gguf/llama-q8_0.gguf", None),
+            ("gguf/qwen2-q5_1.gguf", None),
+            ("gguf/qwen3moe-f16.gguf", Some((8, 3))),
+            ("tiny/llama-untied-sharded/bf16", None),
+        ] {
             let found = fixture(name);
+            assert_eq!(found.experts, experts, "{name}");
             let bytes: u64 = found.tensor_types.iter().map(|&(_, _, bytes)| bytes).sum();
             assert!(bytes > 0 && bytes <= found.file_bytes, "{name}: {bytes} of {}", found.file_bytes);
             assert!(found.tensor_types.iter().all(|&(_, count, bytes)| count > 0 && bytes > 0), "{name}");

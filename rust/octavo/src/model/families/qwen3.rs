@@ -15,12 +15,16 @@ pub(super) const FAMILY: Family = Family {
     gguf_names: &names::GGUF,
 };
 
-pub(super) fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
-    let attention = config.bool("attention_bias")?.unwrap_or(false);
-    let biases = Biases { qkv: attention, output: attention, mlp: false };
-    let mut spec = DecoderSpec { qk_norm: QkNorm::PerHead, biases, ..config.decoder()? };
+fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
+    let mut spec = without_windows(config)?;
     qwen2::set_windows(config, &mut spec)?;
     Ok(spec)
+}
+
+pub(super) fn without_windows(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
+    let attention = config.bool("attention_bias")?.unwrap_or(false);
+    let biases = Biases { qkv: attention, output: attention, mlp: false };
+    Ok(DecoderSpec { qk_norm: QkNorm::PerHead, biases, ..config.decoder()? })
 }
 
 pub(super) fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {

@@ -15,7 +15,11 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
-    let mut spec = qwen3::from_hf(config)?;
+    let mut spec = qwen3::without_windows(config)?;
+    // Unlike the dense family's, a window that is switched on holds for every layer.
+    if config.bool("use_sliding_window")?.unwrap_or(false) {
+        config.set_windows(&mut spec, |_| true)?;
+    }
     // The newer spelling, then the older one.
     let count = match config.integer("num_local_experts")? {
         Some(count) => count,
