@@ -92,5 +92,6 @@ def test_preemption_changes_nothing(model: str, fresh: octavo.LLM) -> None:
             got = llm.generate(prompts, PARAMS, max_tokens=60)
             preemptions = llm.stats().preemptions
         break
-    assert preemptions, "the case needs a cache that is too small"
+    # Local layers alone are promised all that they will ever hold, so nobody takes a block from them.
+    assert (preemptions > 0) == ("mistral-swa" not in model)
     assert [fingerprint(result) for result in got] == [fingerprint(result) for result in wanted]
