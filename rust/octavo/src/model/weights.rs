@@ -208,8 +208,8 @@ impl<S: Sink> Walk<'_, S> {
             post_attention_norm: self.norm_if(spec.post_norms, &name(names.post_attention_norm), hidden)?,
             mlp_norm: self.norm_if(spec.pre_norms, &name(names.mlp_norm), hidden)?,
             mlp: match spec.experts.filter(|_| spec.layers[layer].sparse) {
-                None => self.dense(&name)?,
-                Some(experts) => self.sparse(experts, &name)?,
+                None => self.dense(name)?,
+                Some(experts) => self.sparse(experts, name)?,
             },
             post_mlp_norm: self.norm_if(spec.post_norms, &name(names.post_mlp_norm), hidden)?,
         })
