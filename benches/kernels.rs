@@ -93,7 +93,8 @@ impl Operation for Linear {
         let some = outputs.min(64);
         let bytes = weight_bytes(random, dtype, some, inputs).repeat(outputs / some + 1);
         let bytes = &bytes[..outputs * dtype.row_bytes(inputs).expect("whole blocks")];
-        let matrix = backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes }]).expect("memory");
+        let matrix =
+            backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes, run_as: dtype }]).expect("memory");
         let out = backend.buffer(rows, outputs).expect("memory");
         let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.linear(out, &x, &matrix, None, rows));
         Ready { out, rows, width: outputs, run }
