@@ -3,7 +3,7 @@
 use octavo_kernels::DType;
 
 /// By ggml's number. Gaps are types that ggml has removed and never reused.
-const NAMES: [&str; 40] = [
+const NAMES: [&str; 42] = [
     "F32",
     "F16",
     "Q4_0",
@@ -44,6 +44,8 @@ const NAMES: [&str; 40] = [
     "IQ4_NL_4_8",
     "IQ4_NL_8_8",
     "MXFP4",
+    "NVFP4",
+    "Q1_0",
 ];
 
 /// The name of ggml's type `id`.
