@@ -69,7 +69,11 @@ fn compare<B: Backend>(json: &str, backend: B, logprob_tolerance: f32, margin: f
         compare_prompt(&mut executor, prompt, logprob_tolerance, margin, &mut nlls);
     }
     let [ours, theirs] = [nlls.deviation(0), nlls.deviation(1)];
-    println!("mean NLL of all prompts {:+.2} % from the float reference; llama.cpp {:+.2} %", 100.0 * ours, 100.0 * theirs);
+    println!(
+        "mean NLL of all prompts {:+.2} % from the float reference; llama.cpp {:+.2} %",
+        100.0 * ours,
+        100.0 * theirs
+    );
     assert!(ours.abs() <= NLL_TOLERANCE, "{json}: the mean NLL is off by {ours}");
 }
 

@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 
 use octavo::execute::local::LocalExecutor;
 use octavo::load::{ModelFiles, WeightDtype};
-use octavo::model::{Decoder, Model, Weights, weights};
+use octavo::model::{Model, Weights, weights};
+use octavo_kernels::convert::convert_row;
 use octavo_kernels::cpu::backend::Vector;
 use octavo_kernels::cpu::pack::Matrix;
 use octavo_kernels::cpu::{CpuBackend, CpuConfig};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
-use octavo_kernels::convert::convert_row;
 use octavo_kernels::types::decode_dense;
-use octavo_kernels::{Backend, CacheDtype, DType};
+use octavo_kernels::{Backend, DType};
 
 use crate::files::Scratch;
 use crate::oracle::{self, max_abs};
-use crate::runner::{self, BLOCK_SIZE, BLOCKS, LIMITS, Outcome};
+use crate::runner::{self, LIMITS, Outcome};
 
 /// As in every comparison of float arithmetic; see `tiny`.
 const TOLERANCE: f32 = 1e-4;
@@ -29,13 +29,9 @@ fn reference() -> ReferenceBackend {
     ReferenceBackend::new(LIMITS, Activations::F32)
 }
 
-fn run<B: Backend>(path: &Path, dtype: WeightDtype, mut backend: B, prompts: &[&[u32]]) -> Vec<Outcome> {
+fn run<B: Backend>(path: &Path, dtype: WeightDtype, backend: B, prompts: &[&[u32]]) -> Vec<Outcome> {
     let files = ModelFiles::open(path).unwrap().run_as(dtype);
-    let model = Model::of(&files).unwrap();
-    let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
-    let cache = model.spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
-    let decoder = Decoder::new(backend, model.spec, weights, cache, LIMITS.rows).unwrap();
-    runner::run(&mut LocalExecutor::new(decoder), prompts, 8, 61)
+    runner::run(&mut LocalExecutor::new(runner::decoder_of(files, backend)), prompts, 8, 61)
 }
 
 // ---- every type of a GGUF file ------------------------------------------------------------------------------------
@@ -300,9 +296,8 @@ fn a_value_out_of_range_names_its_tensor() {
         let files = ModelFiles::open(&path).unwrap().run_as(dtype);
         backend(&files, &Model::of(&files).unwrap()).map_err(|error| error.to_string())
     };
-    let on_cpu = &mut |files: &ModelFiles, model: &Model| {
-        Weights::load(files, model, &mut cpu(), &mut |_, _| true).map(|_| ())
-    };
+    let on_cpu =
+        &mut |files: &ModelFiles, model: &Model| Weights::load(files, model, &mut cpu(), &mut |_, _| true).map(|_| ());
     let on_reference = &mut |files: &ModelFiles, model: &Model| {
         Weights::load(files, model, &mut reference(), &mut |_, _| true).map(|_| ())
     };

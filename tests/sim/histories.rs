@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use octavo::kv::KvLayout;
 use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, Wanted};
 use octavo::schedule::{Command, SchedulerConfig};
 
@@ -88,14 +89,21 @@ fn play(seed: u64) -> Tally {
 fn any_config(coins: &mut Coins) -> SchedulerConfig {
     let max_num_seqs = coins.within(1, 8);
     let block_size = *coins.pick(&[1, 2, 4, 16]);
+    let windows = match coins.within(0, 4) {
+        0 => vec![Some(coins.within(2, 40))],
+        1 => vec![Some(coins.within(2, 40)), None, Some(coins.within(2, 40))],
+        2 => vec![None, Some(coins.within(2, 20))],
+        _ => vec![None],
+    };
+    let layout = KvLayout { block_size, windows };
     let pool = *coins.pick(&[80, 80, 80, 300]); // mostly so little that two or three requests fill it
     SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + coins.within(0, 24),
         max_queue: coins.within(1, 40),
         max_model_len: coins.within(8, 150),
-        block_size,
-        blocks: coins.within(1, 4 + pool / block_size),
+        blocks: layout.groups() * coins.within(1, 4 + pool / block_size),
+        layout,
         enable_prefix_caching: !coins.one_in(4),
     }
 }
@@ -115,7 +123,7 @@ fn any_request(
         tokens.extend(&answer.tokens); // not a conversation, but something like it
     }
     if !coins.one_in(30) {
-        tokens.truncate(config.max_model_len.min(config.blocks * config.block_size).saturating_sub(1).max(1));
+        tokens.truncate(config.layout.longest(config.blocks, config.max_model_len).saturating_sub(1).max(1));
     }
     let max_tokens = coins.within(1, 80 - longest);
     let params = SamplingParams {

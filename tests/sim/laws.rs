@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use octavo::execute::Executor;
+use octavo::kv::KvLayout;
 use octavo::request::{Finish, Rejection, Request, RequestId, SamplingParams, StopReason, Time, Wanted};
 use octavo::schedule::{Command, Scheduler, SchedulerConfig};
 
@@ -306,7 +307,7 @@ fn running_requests_speak_at_every_step_while_a_long_prompt_is_read() {
         max_num_seqs: 20,
         max_num_batched_tokens: 64,
         max_model_len: 40_000,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks: 4000,
         ..config()
     });
@@ -336,7 +337,7 @@ fn a_long_prompt_is_not_overtaken_for_ever() {
         max_num_batched_tokens: 16,
         max_queue: 100_000,
         max_model_len: 20_000,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks: 4000,
         ..config()
     });
@@ -365,7 +366,7 @@ fn a_long_prompt_gets_half_of_what_decoding_leaves_whatever_else_comes() {
         max_num_batched_tokens: 16,
         max_queue: 100_000,
         max_model_len: 20_000,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks: 4000,
         ..config()
     });
@@ -485,7 +486,7 @@ fn impossible_settings_are_named() {
         ("max_num_seqs", |config| config.max_num_seqs = 0),
         ("max_num_batched_tokens", |config| config.max_num_batched_tokens = config.max_num_seqs - 1),
         ("max_model_len", |config| config.max_model_len = 0),
-        ("block_size", |config| config.block_size = 0),
+        ("block_size", |config| config.layout.block_size = 0),
         ("blocks", |config| config.blocks = 0),
         ("32 bits", |config| config.blocks = usize::MAX / 2),
     ];

@@ -68,7 +68,14 @@ pub struct Sequence {
 
 impl Sequence {
     /// For a request that enters the queue now.
-    pub fn new(request: Box<Request>, order: Order, most_new_tokens: usize, now: Time, clock: &QueueClock) -> Self {
+    pub fn new(
+        request: Box<Request>,
+        order: Order,
+        most_new_tokens: usize,
+        table: BlockTable,
+        now: Time,
+        clock: &QueueClock,
+    ) -> Self {
         let submitted = request.arrived.min(now);
         let params = &request.params;
         let ends = match params.min_tokens {
@@ -86,7 +93,7 @@ impl Sequence {
             rows_given: 0,
             published: 0,
             overtaken: 0,
-            table: BlockTable::default(),
+            table,
             record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
             meter: Meter::queued(submitted, now, clock),
             furthest: 0,

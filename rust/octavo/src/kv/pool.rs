@@ -7,6 +7,9 @@ use crate::request::Time;
 pub struct BlockId(pub u32);
 
 impl BlockId {
+    /// In the place of a block that was given back.
+    pub const NONE: Self = Self(octavo_kernels::StepInput::NO_BLOCK);
+
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }

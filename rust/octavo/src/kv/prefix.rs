@@ -56,18 +56,18 @@ impl PrefixChain {
     }
 }
 
-/// Published blocks by name.
+/// Published blocks by name and group of layers.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    blocks: HashMap<PrefixKey, BlockId>,
+    blocks: HashMap<(PrefixKey, u32), BlockId>,
     /// The other way round; means something only for blocks in `blocks`.
-    keys: Vec<PrefixKey>,
+    keys: Vec<(PrefixKey, u32)>,
 }
 
 impl PrefixIndex {
     /// For a pool of `blocks`.
     pub fn new(blocks: usize) -> Self {
-        Self { blocks: HashMap::new(), keys: vec![PrefixKey([0; 16]); blocks] }
+        Self { blocks: HashMap::new(), keys: vec![(PrefixKey([0; 16]), 0); blocks] }
     }
 
     /// Published blocks.
@@ -80,18 +80,19 @@ impl PrefixIndex {
         self.blocks.is_empty()
     }
 
-    /// The block with this name.
-    pub fn find(&self, key: PrefixKey) -> Option<BlockId> {
-        self.blocks.get(&key).copied()
+    /// The block with this name in a group.
+    pub fn find(&self, key: PrefixKey, group: usize) -> Option<BlockId> {
+        self.blocks.get(&(key, group as u32)).copied()
     }
 
-    /// Names a block. Says no if another block has the name already: the first stays.
-    pub fn publish(&mut self, key: PrefixKey, block: BlockId) -> bool {
-        if self.blocks.contains_key(&key) {
+    /// Names a block of a group. Says no if another block has the name already: the first stays.
+    pub fn publish(&mut self, key: PrefixKey, group: usize, block: BlockId) -> bool {
+        let name = (key, group as u32);
+        if self.blocks.contains_key(&name) {
             return false;
         }
-        self.blocks.insert(key, block);
-        self.keys[block.index()] = key;
+        self.blocks.insert(name, block);
+        self.keys[block.index()] = name;
         true
     }
 

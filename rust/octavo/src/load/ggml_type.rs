@@ -1,4 +1,4 @@
-//! ggml's numbers for tensor types. All are named, so that a refusal can name what it found; some can be run.
+//! ggml's numbers for tensor types. All are named, so that a refusal can name what it found; most can be read.
 
 use octavo_kernels::DType;
 

@@ -62,13 +62,13 @@ fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Op
 
 /// Admits one sequence. `promised` blocks are spoken for; the answer is how many more are then.
 fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> Result<usize, QueueReason> {
-    let block_size = step.kv.block_size();
+    let block_size = step.kv.layout().block_size;
     let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
     let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
     let found = step.kv.find_prefix(sequence.shareable() / block_size, |i| sequence.prefix_key(i, block_size));
-    let room = step.kv.blocks_for(sequence.room_wanted());
-    let cached = found.len() * block_size;
-    if room - found.len() + step.kv.idle_among(&found) > spare {
+    let room = step.kv.layout().blocks_for(sequence.room_wanted());
+    let cached = found.len * block_size;
+    if room.saturating_sub(found.blocks().count()) + step.kv.idle_among(&found) > spare {
         return Err(QueueReason::Blocks);
     }
     if rule == Rule::Whole && sequence.known() - cached > step.rows_left {
@@ -82,17 +82,18 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     step.running.insert(index, sequence);
     read(step, index, step.rows_left);
     assert!(step.running[index].planned > 0, "whoever is admitted begins at once");
-    Ok(room - step.running[index].table.len())
+    Ok(room.saturating_sub(step.running[index].table.held()))
 }
 
 /// Blocks that the half-read prompts will still take.
 fn promised(step: &Step<'_>) -> usize {
     let half_read = step.running.iter().filter(|sequence| sequence.phase() == Phase::Prefill);
-    half_read.map(|sequence| step.kv.blocks_for(sequence.room_wanted()) - sequence.table.len()).sum()
+    let more = |sequence: &Sequence| step.kv.layout().blocks_for(sequence.room_wanted());
+    half_read.map(|sequence| more(sequence).saturating_sub(sequence.table.held())).sum()
 }
 
-/// Blocks to leave for the running sequences to grow into, one each, so that hardly any is preempted soon after. At most
+/// Blocks to leave for the running sequences to grow into, one each in every group, so that hardly any is preempted soon after. At most
 /// a sixteenth of the pool; none when nobody runs, so that whoever fits at all gets in.
 fn watermark(step: &Step<'_>) -> usize {
-    step.running.len().min(step.kv.pool().len() / 16)
+    (step.running.len() * step.kv.layout().groups()).min(step.kv.pool().len() / 16)
 }
