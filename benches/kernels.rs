@@ -239,7 +239,18 @@ fn main() {
     let cpu = &mut CpuBackend::open(Default::default(), harness::LIMITS).expect("threads");
 
     let inputs = 2048;
-    for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::BF16, DType::F32] {
+    for dtype in [
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q4_K,
+        DType::Q6_K,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::Q8_16,
+        DType::Q8_0,
+        DType::BF16,
+        DType::F32,
+    ] {
         // So many outputs that the last cache is of no help from one run to the next.
         let bytes = bench.size(4 * last_cache_bytes(), 1);
         let outputs = (bytes / dtype.row_bytes(inputs).expect("whole blocks")).next_multiple_of(16);
