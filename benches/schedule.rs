@@ -60,7 +60,7 @@ impl World {
             end_token_ids: Arc::new([]),
             priority: 0,
             deadline: None,
-            cache_salt: "".into(),
+            cache_salt: Some("".into()),
             user: "".into(),
         };
         self.scheduler.apply(Command::Submit(Box::new(request)), self.now);

@@ -44,6 +44,8 @@ fn nothing_bad_happens_and_everything_ends() {
         "prompt logprobs after preemption",
         "logits",
         "shared rent",
+        "scores",
+        "waited for a prefix",
     ] {
         assert!(tally.get(name).is_some_and(|&count| count >= 10), "hardly any `{name}` in {HISTORIES} histories");
     }
@@ -126,12 +128,15 @@ fn any_request(
         tokens.truncate(config.layout.longest(config.blocks, config.max_model_len).saturating_sub(1).max(1));
     }
     let max_tokens = coins.within(1, 80 - longest);
+    let scores = Wanted::Scores { from: coins.within(1, tokens.len().max(2) - 1) };
+    let wanted =
+        *coins.pick(&[Wanted::Tokens, Wanted::Tokens, Wanted::Tokens, Wanted::LastLogits, Wanted::AllLogits, scores]);
     let params = SamplingParams {
         max_tokens,
         min_tokens: if coins.one_in(3) { coins.within(0, max_tokens) } else { 0 },
         stop_token_ids: if coins.one_in(3) { vec![7, 8] } else { Vec::new() },
         repetition_penalty: if coins.one_in(4) { 1.5 } else { 1.0 },
-        prompt_logprobs: coins.one_in(5).then_some(2),
+        prompt_logprobs: (coins.one_in(5) || wanted == scores).then_some(2),
         logprobs: coins.one_in(5).then_some(1),
         ..Default::default()
     };
@@ -139,12 +144,12 @@ fn any_request(
         id: RequestId(id),
         prompt: tokens.into(),
         params: Arc::new(params),
-        wanted: *coins.pick(&[Wanted::Tokens, Wanted::Tokens, Wanted::Tokens, Wanted::LastLogits, Wanted::AllLogits]),
+        wanted,
         seed: coins.next(),
         end_token_ids: if coins.one_in(3) { [3].into() } else { Arc::default() },
         priority: coins.within(0, 2) as i32 - 1,
         deadline: coins.one_in(5).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
-        cache_salt: (*coins.pick(&["", "", "tenant"])).into(),
+        cache_salt: coins.pick(&[Some(""), Some(""), Some("tenant"), None]).map(Arc::from),
         user: "".into(),
         arrived: now,
     }
@@ -174,6 +179,8 @@ fn compare(config: &SchedulerConfig, request: &Request, got: &Outcome, tally: &m
     count("deadline in queue", *finish == Finish::Deadline && record.steps == 0);
     count("prompt logprobs after preemption", record.preemptions > 0 && !got.prompt_logprobs.is_empty());
     count("logits", !got.logits.is_empty());
+    count("scores", matches!(request.wanted, Wanted::Scores { .. }) && record.cached_tokens > 0);
+    count("waited for a prefix", record.stages.queue.prefix > 0);
     count("shared rent", record.cached_tokens > 0 && record.block_ns > 0);
     if matches!(finish, Finish::Rejected(_)) {
         assert_eq!((record.computed_tokens, got.tokens.len()), (0, 0));

@@ -242,7 +242,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: usize) -> Request {
         end_token_ids: Arc::default(),
         priority: 0,
         deadline: None,
-        cache_salt: "".into(),
+        cache_salt: Some("".into()),
         user: "".into(),
         arrived: Time(0),
     }

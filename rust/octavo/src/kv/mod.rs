@@ -24,7 +24,7 @@ pub struct KvCache {
     pool: Pool,
     prefixes: PrefixIndex,
     layout: KvLayout,
-    remember: bool,
+    keep: bool,
 }
 
 /// A remembered prefix.
@@ -44,24 +44,14 @@ impl Found {
 }
 
 impl KvCache {
-    /// `blocks` blocks in this layout; `remember`: blocks outlive their sequences and can be found by prefix.
-    pub fn new(blocks: usize, layout: KvLayout, remember: bool) -> Self {
-        Self {
-            pool: Pool::new(blocks),
-            prefixes: PrefixIndex::new(if remember { blocks } else { 0 }),
-            layout,
-            remember,
-        }
+    /// `blocks` blocks in this layout. Whoever holds a block, others can find it by prefix; `keep`: also when nobody does.
+    pub fn new(blocks: usize, layout: KvLayout, keep: bool) -> Self {
+        Self { pool: Pool::new(blocks), prefixes: PrefixIndex::new(blocks), layout, keep }
     }
 
     /// How positions lie in blocks.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
-    }
-
-    /// Whether blocks are remembered.
-    pub fn remembers(&self) -> bool {
-        self.remember
     }
 
     /// Counts of the pool.
@@ -79,7 +69,7 @@ impl KvCache {
     pub fn find_prefix(&self, limit: usize, mut key: impl FnMut(usize) -> PrefixKey) -> Found {
         let groups = self.layout.groups();
         let (mut found, mut blocks, mut run) = (0, vec![Vec::new(); groups], vec![0; groups]);
-        for index in 0..if self.remember { limit } else { 0 } {
+        for index in 0..limit {
             let (len, key) = (index + 1, key(index));
             let mut enough = true;
             for (group, &window) in self.layout.windows.iter().enumerate() {
@@ -100,6 +90,26 @@ impl KvCache {
             blocks[..self.layout.outside(window, found * self.layout.block_size)].fill(BlockId::NONE);
         }
         Found { len: found, groups: blocks }
+    }
+
+    /// A block with this name is going to be published: whoever wants to share it may wait for that.
+    pub fn announce(&mut self, key: PrefixKey) {
+        self.prefixes.announce(key);
+    }
+
+    /// One that was announced has been published, or never will be.
+    pub fn withdraw(&mut self, key: PrefixKey) {
+        self.prefixes.withdraw(key);
+    }
+
+    /// Somebody is going to publish a block with this name.
+    pub fn is_announced(&self, key: PrefixKey) -> bool {
+        self.prefixes.is_announced(key)
+    }
+
+    /// How often names are announced.
+    pub fn announcements(&self) -> usize {
+        self.prefixes.announcements()
     }
 
     /// How many of these blocks nobody holds: sharing them takes them from the available ones.
@@ -152,7 +162,7 @@ impl KvCache {
     pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
         for group in 0..self.layout.groups() {
             let block = table.blocks(group)[index];
-            let is_new = self.remember && block != BlockId::NONE && !self.pool.is_remembered(block);
+            let is_new = block != BlockId::NONE && !self.pool.is_remembered(block);
             if is_new && self.prefixes.publish(key, group, block) {
                 self.pool.remember(block);
             }
@@ -189,6 +199,10 @@ impl KvCache {
 
     fn give_back(&mut self, (block, rent_before): (BlockId, u64), now: Time) -> u128 {
         let rent = u128::from(self.pool.rent(block, now) - rent_before);
+        if !self.keep && self.pool.owners(block) == 1 && self.pool.is_remembered(block) {
+            self.prefixes.forget(block);
+            self.pool.forget(block);
+        }
         self.pool.release(block, now);
         rent
     }
@@ -213,8 +227,7 @@ impl KvCache {
         for (id, &owners) in owners.iter().enumerate() {
             assert_eq!(self.pool.owners(BlockId(id as u32)), owners, "block {id}: owners");
         }
-        if self.remember {
-            self.prefixes.check(|block| self.pool.is_remembered(block));
-        }
+        assert!(self.keep || self.pool.idle() == 0, "nothing outlives its owners");
+        self.prefixes.check(|block| self.pool.is_remembered(block));
     }
 }

@@ -62,12 +62,14 @@ pub struct PrefixIndex {
     blocks: HashMap<(PrefixKey, u32), BlockId>,
     /// The other way round; means something only for blocks in `blocks`.
     keys: Vec<(PrefixKey, u32)>,
+    /// Names that are going to be published, and by how many sequences.
+    announced: HashMap<PrefixKey, u32>,
 }
 
 impl PrefixIndex {
     /// For a pool of `blocks`.
     pub fn new(blocks: usize) -> Self {
-        Self { blocks: HashMap::new(), keys: vec![(PrefixKey([0; 16]), 0); blocks] }
+        Self { blocks: HashMap::new(), keys: vec![(PrefixKey([0; 16]), 0); blocks], announced: HashMap::new() }
     }
 
     /// Published blocks.
@@ -100,6 +102,30 @@ impl PrefixIndex {
     pub fn forget(&mut self, block: BlockId) {
         let forgotten = self.blocks.remove(&self.keys[block.index()]);
         assert_eq!(forgotten, Some(block), "a remembered block must be in the index");
+    }
+
+    /// A block with this name is going to be published.
+    pub fn announce(&mut self, key: PrefixKey) {
+        *self.announced.entry(key).or_default() += 1;
+    }
+
+    /// One that was announced has been published, or never will be.
+    pub fn withdraw(&mut self, key: PrefixKey) {
+        let count = self.announced.get_mut(&key).expect("it was announced");
+        *count -= 1;
+        if *count == 0 {
+            self.announced.remove(&key);
+        }
+    }
+
+    /// Somebody is going to publish a block with this name.
+    pub fn is_announced(&self, key: PrefixKey) -> bool {
+        self.announced.contains_key(&key)
+    }
+
+    /// How often names are announced.
+    pub fn announcements(&self) -> usize {
+        self.announced.values().map(|&count| count as usize).sum()
     }
 
     /// Asserts that `remembered` says yes to exactly the published blocks of the pool.

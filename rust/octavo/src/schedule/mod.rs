@@ -142,7 +142,9 @@ impl Scheduler {
             let output = std::mem::take(&mut outputs[sequence.entry]);
             let gave_rows = sequence.gives_rows();
             sequence.advance(sequences);
-            self.publish(sequence);
+            if sequence.shares() {
+                sequence.publish(&mut self.kv);
+            }
             let outside = self.kv.give_back_outside(&mut sequence.table, sequence.computed, now);
             sequence.record.block_ns += outside;
             if sequence.ending.is_none() {
@@ -152,17 +154,6 @@ impl Scheduler {
         }
         self.running = running;
         self.end_ending(now);
-    }
-
-    /// Every block that the rows have filled can be found from now on.
-    fn publish(&mut self, sequence: &mut Sequence) {
-        let block_size = self.config.layout.block_size;
-        let full = sequence.computed / block_size;
-        while self.kv.remembers() && sequence.published < full {
-            let key = sequence.prefix_key(sequence.published, block_size);
-            self.kv.publish(&sequence.table, sequence.published, key);
-            sequence.published += 1;
-        }
     }
 
     /// Hands out what the executor gave for a sequence, and notes whether it has ended.
@@ -253,7 +244,7 @@ impl Scheduler {
 
     /// The one place where a request ends.
     fn finish(&mut self, mut sequence: Sequence, finish: Finish, now: Time) {
-        sequence.record.block_ns += self.kv.release(&mut sequence.table, now);
+        sequence.release(&mut self.kv, now);
         let id = sequence.request.id;
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.orders.remove(&id);
@@ -310,6 +301,8 @@ impl Scheduler {
         assert!(self.running.is_sorted_by_key(|sequence| sequence.order), "running sequences are in order");
         assert!(self.running.len() <= self.config.max_num_seqs, "more run than may");
         assert_eq!(self.orders.len(), self.running.len() + self.queue.len(), "every living request is somewhere");
+        let announced = self.running.iter().map(|sequence| sequence.announced.saturating_sub(sequence.published));
+        assert_eq!(self.kv.announcements(), announced.sum::<usize>(), "announced by somebody who runs");
         for sequence in &self.running {
             self.check_running(sequence);
         }
@@ -326,7 +319,7 @@ impl Scheduler {
         assert_eq!(sequence.table.len(), layout.entries(end), "{id}: as many blocks as it needs");
         assert!(sequence.known() <= limits::longest(&self.config), "{id}: longer than may be");
         let full = sequence.computed / layout.block_size;
-        assert!(self.in_flight || !self.kv.remembers() || sequence.published == full, "{id}: blocks nobody can find");
+        assert!(self.in_flight || !sequence.shares() || sequence.published == full, "{id}: blocks nobody can find");
         for (group, &window) in layout.windows.iter().enumerate() {
             let outside = layout.outside(window, sequence.computed);
             assert_eq!(sequence.table.outside(group), outside, "{id}: holds what its window shows, and no more");

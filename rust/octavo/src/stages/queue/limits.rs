@@ -37,6 +37,7 @@ pub fn fits(config: &SchedulerConfig, prompt: usize, wanted: Wanted) -> Result<(
     let (needed, purpose) = match wanted {
         Wanted::Tokens => (prompt + 1, "with room for one new token"),
         Wanted::LastLogits | Wanted::AllLogits => (prompt, "whose logits are wanted"),
+        Wanted::Scores { .. } => (prompt, "to be scored"),
     };
     if needed > config.max_model_len {
         return Err(format!(
