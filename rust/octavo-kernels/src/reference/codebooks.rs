@@ -67,7 +67,8 @@ struct Codebook {
     values: &'static [i8],
 }
 
-/// All tables, one after another: 256, 512, 1024, 256, 512 and 2048 entries.
+/// All tables, one after another: 256, 512, 1024, 256, 512 and 2048 entries. They are part of the format, as ggml (MIT
+/// licence) publishes it; `tests/fixtures/dequant` holds what they give.
 static TABLES: &[u8; 2 * 4608] = include_bytes!("codebooks.bin");
 
 const TWO_BITS: &[i8] = &[8, 25, 43];
