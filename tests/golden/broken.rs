@@ -27,7 +27,7 @@ fn header_of_safetensors(bytes: &[u8]) -> usize {
 
 /// A folder with a config and one file of weights, and that file.
 fn folder(scratch: &Scratch) -> std::path::PathBuf {
-    let source = oracle::path("tiny/qwen3/bf16");
+    let source = oracle::path("tiny/qwen3/f32");
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         fs::write(scratch.0.join(name), fs::read(source.join(name)).unwrap()).unwrap();
     }
@@ -92,7 +92,7 @@ fn flip(file: &Path, model: &Path, header: fn(&[u8]) -> usize) {
 fn try_to_load(path: &Path) -> Result<(), octavo::error::LoadError> {
     let files = octavo::load::ModelFiles::open(path)?;
     let model = octavo::model::Model::of(&files)?;
-    let weights_bytes = octavo::model::weights::check(&files, &model)?;
+    let weights_bytes = octavo::model::weights::check(&files, &model)?.packed;
     let request = MemoryRequest {
         free_bytes: Some(1 << 30),
         weights_bytes,

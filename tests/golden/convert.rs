@@ -241,18 +241,18 @@ fn phi3_as_gguf() {
 
 #[test]
 fn phi3_longrope_as_gguf() {
-    let (config, tensors) = read(&oracle::fixture("tiny/phi3-longrope/f32").path);
+    let (config, tensors) = read(&oracle::fixture("tiny/phi3-longrope/bf16").path);
     let mut gguf = Gguf::new("phi3", &config, tensors);
     gguf.rename("post_attention_norm", "ffn_norm");
     for (key, name) in [("short_factor", "rope_factors_short.weight"), ("long_factor", "rope_factors_long.weight")] {
-        let values = oracle::numbers(&config["rope_scaling"][key]);
+        let values = oracle::numbers(&config["rope_parameters"][key]);
         gguf.tensors.insert(name.into(), Tensor { shape: vec![values.len()], values });
     }
     gguf.metadata.push(("rope.scaling.original_context_length", Meta::Integer(128)));
-    assert_same("tiny/phi3-longrope/f32", "phi3-longrope", &gguf);
+    assert_same("tiny/phi3-longrope/bf16", "phi3-longrope", &gguf);
     let factor = (1.0 + 8f32.ln() / 128f32.ln()).sqrt();
     gguf.metadata.push(("rope.scaling.attn_factor", Meta::Float(factor)));
-    assert_same("tiny/phi3-longrope/f32", "phi3-longrope-factor", &gguf);
+    assert_same("tiny/phi3-longrope/bf16", "phi3-longrope-factor", &gguf);
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn stacked_experts_give_the_same_bits() {
 
 fn weights_bytes(path: &Path) -> u64 {
     let files = ModelFiles::open(path).unwrap();
-    weights::check(&files, &Model::of(&files).unwrap()).unwrap()
+    weights::check(&files, &Model::of(&files).unwrap()).unwrap().packed
 }
 
 /// The values came from this type.

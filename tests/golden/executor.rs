@@ -51,7 +51,7 @@ fn outputs(executor: &mut impl Executor, batch: &Batch) -> Vec<EntryOutput> {
 
 #[test]
 fn every_entry_gets_what_it_asked_for_and_nothing_else() {
-    let model = oracle::fixture("tiny/qwen3/bf16");
+    let model = oracle::fixture("tiny/qwen3/f32");
     let prompt = model.expected.prompts.iter().find(|prompt| prompt.prompt_logprobs.is_some()).unwrap();
     let (ids, n) = (prompt.ids.as_slice(), prompt.ids.len());
     assert!(n > octavo::model::decoder::LOGIT_ROWS, "more rows than are computed at once");
@@ -82,7 +82,7 @@ fn every_entry_gets_what_it_asked_for_and_nothing_else() {
 
 #[test]
 fn numbers_that_are_none_fail_one_entry() {
-    let scratch = Scratch::copy_of("nan", "tiny/qwen3/bf16");
+    let scratch = Scratch::copy_of("nan", "tiny/qwen3/f32");
     let path = scratch.0.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let poisoned = 9u32;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use octavo::load::ModelFiles;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -42,6 +43,12 @@ pub fn model(name: &str) -> Option<Model> {
     };
     println!("{name}: from {}", root.display());
     Some(Model { name: name.to_owned(), path: root.join(path), expected: expected(&root.join(json), dtype) })
+}
+
+impl Model {
+    pub fn files(&self) -> ModelFiles {
+        ModelFiles::open(&self.path).unwrap()
+    }
 }
 
 /// A model that the fixtures have.

@@ -225,7 +225,8 @@ impl<B: Backend> Parts<'_, B> {
     fn parts(&mut self, count: usize, rows: usize, cols: usize) -> B::Matrix {
         let dtype = if cols.is_multiple_of(self.stored.block_len()) { self.stored } else { DType::BF16 };
         let bytes: Vec<Vec<u8>> = (0..count).map(|_| self.bytes(dtype, rows, cols)).collect();
-        let parts: Vec<Weight<'_>> = bytes.iter().map(|bytes| Weight { dtype, rows, cols, bytes }).collect();
+        let parts: Vec<Weight<'_>> =
+            bytes.iter().map(|bytes| Weight { dtype, rows, cols, bytes, run_as: dtype }).collect();
         self.backend.matrix(&parts).unwrap()
     }
 

@@ -17,12 +17,12 @@ const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
 pub fn decoder<B: Backend>(path: &Path, backend: B) -> Decoder<B> {
-    decoder_up_to(path, backend, None)
+    decoder_of(ModelFiles::open(path).unwrap(), backend, None)
 }
 
-/// The same for sequences of at most so many positions, where that is said.
-pub fn decoder_up_to<B: Backend>(path: &Path, mut backend: B, positions: Option<usize>) -> Decoder<B> {
-    let files = ModelFiles::open(path).unwrap();
+/// The same, of files that have been told what to run their weights as, and for sequences of at most so many positions where
+/// that is said.
+pub fn decoder_of<B: Backend>(files: ModelFiles, mut backend: B, positions: Option<usize>) -> Decoder<B> {
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
     let positions = positions.unwrap_or(model.spec.max_positions);

@@ -31,7 +31,7 @@ fn positions(model: &Model, prompt: &Prompt) -> Option<usize> {
 pub fn outcomes<B: Backend>(model: &Model, backend: impl Fn() -> B, chunk: usize) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for prompts in model.expected.prompts.chunk_by(|a, b| positions(model, a) == positions(model, b)) {
-        let decoder = runner::decoder_up_to(&model.path, backend(), positions(model, &prompts[0]));
+        let decoder = runner::decoder_of(model.files(), backend(), positions(model, &prompts[0]));
         let ids: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
         outcomes.extend(runner::run(&mut LocalExecutor::new(decoder), &ids, STEPS, chunk));
     }
@@ -209,7 +209,7 @@ fn check_hidden_states(model: &Model) {
     let Model { name, expected, .. } = model;
     let prompt = expected.prompts.iter().find(|prompt| prompt.hidden_states.is_some()).unwrap();
     let wanted = prompt.hidden_states.as_ref().unwrap();
-    let mut decoder = runner::decoder_up_to(&model.path, reference(), positions(model, prompt));
+    let mut decoder = runner::decoder_of(model.files(), reference(), positions(model, prompt));
     let rows = prompt.ids.len();
     assert!(rows <= BLOCK_SIZE);
     let positions: Vec<u32> = (0..rows as u32).collect();

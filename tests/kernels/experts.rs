@@ -45,7 +45,9 @@ impl Mixture {
 
     fn weights<'a>(&self, bytes: &'a [Vec<u8>]) -> Vec<Weight<'a>> {
         let parts = bytes.iter().zip(self.parts.iter().cycle());
-        parts.map(|(bytes, &(dtype, rows))| Weight { dtype, rows, cols: self.width, bytes }).collect()
+        parts
+            .map(|(bytes, &(dtype, rows))| Weight { dtype, rows, cols: self.width, bytes, run_as: dtype.native() })
+            .collect()
     }
 
     fn outputs(&self) -> usize {

@@ -3,13 +3,16 @@
 //! One walk over the model says which tensors make up which weight, and of which shape. It is taken twice: once only to
 //! check and to count, so that a file that does not fit fails before any of its gigabytes are read, and once to pack.
 
+use std::fmt;
 use std::path::Path;
 
-use octavo_kernels::{Backend, BackendError, Weight};
+use octavo_kernels::cpu::pack::packed_bytes;
+use octavo_kernels::{Backend, BackendError, DType, Weight};
 
 use super::families::{ExpertNames, Model, WeightNames};
 use super::spec::{DecoderSpec, Experts, QkNorm};
 use crate::error::LoadError;
+use crate::execute::memory::Bytes;
 use crate::load::ModelFiles;
 use crate::load::tensors::Tensors;
 
@@ -80,10 +83,41 @@ pub struct Linear<M, V> {
 /// Told of bytes done and bytes in all; `false` stops the load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// Checks that the files hold every weight of the model, in the right shape and a type that can be run. Returns the bytes
-/// of their matrices.
-pub fn check(files: &ModelFiles, model: &Model) -> Result<u64, LoadError> {
-    Ok(walk(files, model, &mut Count)?.matrix_bytes)
+/// What the matrices of a model take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MatrixBytes {
+    /// In the files.
+    pub stored: u64,
+    /// Packed.
+    pub packed: u64,
+    /// Those that are not run as the type they are stored in.
+    pub converted: Vec<Converted>,
+}
+
+/// Matrices that are stored in one type and run as another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Converted {
+    pub stored_as: DType,
+    pub run_as: DType,
+    pub count: usize,
+    pub stored: u64,
+    pub packed: u64,
+}
+
+impl fmt::Display for Converted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stored_as, run_as, count, stored, packed } = self;
+        let (stored, packed) = (Bytes(*stored), Bytes(*packed));
+        write!(f, "{} as {}: {count} matrices, {stored} in the file, {packed} here", stored_as.name(), run_as.name())
+    }
+}
+
+/// Checks that the files hold every weight of the model, in the right shape and a type that can be run.
+pub fn check(files: &ModelFiles, model: &Model) -> Result<MatrixBytes, LoadError> {
+    let mut count = Count::default();
+    walk(files, model, &mut count)?;
+    Ok(count.0)
 }
 
 impl<M, V> Weights<M, V> {
@@ -98,7 +132,7 @@ impl<M, V> Weights<M, V> {
     where
         B: Backend<Matrix = M, Vector = V>,
     {
-        let total = check(files, model)?;
+        let total = check(files, model)?.stored;
         walk(files, model, &mut Pack { backend, progress, done: 0, total })
     }
 }
@@ -114,18 +148,46 @@ trait Sink {
 }
 
 /// Counts matrices without reading them; norms and biases are small, and are read.
-struct Count;
+#[derive(Default)]
+struct Count(MatrixBytes);
 
 impl Sink for Count {
     type Matrix = ();
     type Vector = ();
     const READS: bool = false;
 
-    fn matrix(&mut self, _: &Path, parts: &[Weight<'_>]) -> Result<((), u64), LoadError> {
-        Ok(((), file_bytes(parts)))
+    fn matrix(&mut self, at: &Path, parts: &[Weight<'_>]) -> Result<((), u64), LoadError> {
+        let before = self.0.packed;
+        for part in parts {
+            let Weight { dtype, rows, cols, bytes, run_as } = *part;
+            let packed = packed_bytes(run_as, rows, cols).ok_or_else(|| {
+                LoadError::malformed(at, format!("a matrix of {rows} × {cols} is larger than any memory"))
+            })?;
+            self.0.add(dtype, run_as, bytes.len() as u64, packed as u64);
+        }
+        Ok(((), self.0.packed - before))
     }
     fn vector(&mut self, _: &Path, _: &[f32]) -> Result<(), LoadError> {
         Ok(())
+    }
+}
+
+impl MatrixBytes {
+    fn add(&mut self, stored_as: DType, run_as: DType, stored: u64, packed: u64) {
+        self.stored += stored;
+        self.packed += packed;
+        if stored_as == run_as {
+            return;
+        }
+        let same = |converted: &&mut Converted| (converted.stored_as, converted.run_as) == (stored_as, run_as);
+        match self.converted.iter_mut().find(same) {
+            Some(converted) => {
+                converted.count += 1;
+                converted.stored += stored;
+                converted.packed += packed;
+            }
+            None => self.converted.push(Converted { stored_as, run_as, count: 1, stored, packed }),
+        }
     }
 }
 
@@ -234,7 +296,7 @@ impl<S: Sink> Walk<'_, S> {
         let names = ExpertNames::of(self.names, |part| tensors.get(&name(part)).is_some());
         let (hidden, width) = (spec.hidden_size, experts.intermediate_size);
         Ok(Mlp::Sparse(ExpertWeights {
-            router: self.matrix(&[(name(names.router), experts.count)], hidden)?,
+            router: self.router(name(names.router), [experts.count, hidden])?,
             gate_up: self.experts(names.gate_up, [experts.count, 2 * width / names.gate_up.len(), hidden], &name)?,
             down: self.experts(&[names.down], [experts.count, hidden, width], &name)?,
         }))
@@ -248,23 +310,32 @@ impl<S: Sink> Walk<'_, S> {
         shape @ [count, rows, cols]: [usize; 3],
         name: impl Fn(&str) -> String,
     ) -> Result<S::Matrix, LoadError> {
-        let mut names = Vec::new();
         let mut stacks = Vec::with_capacity(parts.len());
         for part in parts {
-            let mut stack = Vec::new();
-            if part.contains(ExpertNames::NUMBER) {
-                for expert in 0..count {
-                    names.push(name(&part.replace(ExpertNames::NUMBER, &expert.to_string())));
-                    stack.push(self.tensors.matrix(self.at, &names[names.len() - 1], [rows, cols])?);
-                }
+            stacks.push(if part.contains(ExpertNames::NUMBER) {
+                let one = |expert: usize| {
+                    let name = name(&part.replace(ExpertNames::NUMBER, &expert.to_string()));
+                    let weight = self.tensors.matrix(self.at, &name, [rows, cols])?;
+                    Ok((name, weight))
+                };
+                (0..count).map(one).collect::<Result<Vec<_>, LoadError>>()?
             } else {
-                names.push(name(part));
-                stack = self.tensors.stack(self.at, &names[names.len() - 1], shape)?;
-            }
-            stacks.push(stack);
+                let stack = self.tensors.stack(self.at, &name(part), shape)?;
+                stack.into_iter().map(|weight| (name(part), weight)).collect()
+            });
         }
-        let weights: Vec<_> = (0..count).flat_map(|expert| stacks.iter().map(move |stack| stack[expert])).collect();
-        self.pack(&names, &weights)
+        let of_expert = |expert: usize| stacks.iter().map(move |stack| stack[expert].clone());
+        self.pack(&(0..count).flat_map(of_expert).collect::<Vec<_>>())
+    }
+
+    /// Never quantised here: it would send rows to other experts.
+    fn router(&mut self, name: String, shape: [usize; 2]) -> Result<S::Matrix, LoadError> {
+        let name = format!("{name}.weight");
+        let mut weight = self.tensors.matrix(self.at, &name, shape)?;
+        if !weight.run_as.is_dense() {
+            weight.run_as = weight.dtype.native();
+        }
+        self.pack(&[(name, weight)])
     }
 
     fn linear(
@@ -280,23 +351,28 @@ impl<S: Sink> Walk<'_, S> {
 
     /// The named parts, each with its number of outputs, as one matrix.
     fn matrix(&mut self, parts: &[(String, usize)], cols: usize) -> Result<S::Matrix, LoadError> {
-        let names: Vec<_> = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
-        let mut weights = Vec::with_capacity(parts.len());
-        for (name, (_, rows)) in names.iter().zip(parts) {
-            weights.push(self.tensors.matrix(self.at, name, [*rows, cols])?);
-        }
-        self.pack(&names, &weights)
+        let part = |(name, rows): &(String, usize)| {
+            let name = format!("{name}.weight");
+            let weight = self.tensors.matrix(self.at, &name, [*rows, cols])?;
+            Ok((name, weight))
+        };
+        let parts: Vec<_> = parts.iter().map(part).collect::<Result<_, LoadError>>()?;
+        self.pack(&parts)
     }
 
-    /// These parts, which lie in the tensors of these names, as one matrix.
-    fn pack(&mut self, names: &[String], parts: &[Weight<'_>]) -> Result<S::Matrix, LoadError> {
+    /// These parts, with the names of the tensors that they lie in, as one matrix.
+    fn pack(&mut self, parts: &[(String, Weight<'_>)]) -> Result<S::Matrix, LoadError> {
+        let mut names: Vec<_> = parts.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
         let each = |act: fn(&Tensors, &str)| {
             if S::READS {
                 names.iter().for_each(|name| act(self.tensors, name));
             }
         };
+        let weights: Vec<_> = parts.iter().map(|(_, weight)| *weight).collect();
         each(Tensors::will_need);
-        let (matrix, bytes) = self.sink.matrix(self.at, parts)?;
+        let (matrix, bytes) = self.sink.matrix(self.at, &weights).map_err(|error| named(error, parts))?;
         each(Tensors::forget);
         self.matrix_bytes += bytes;
         Ok(matrix)
@@ -318,6 +394,19 @@ impl<S: Sink> Walk<'_, S> {
         let mut values = self.tensors.vector(self.at, &format!("{name}.weight"), length)?;
         values.iter_mut().for_each(|value| *value += self.spec.norm_weight_offset);
         self.sink.vector(self.at, &values)
+    }
+}
+
+/// A value that the wanted type cannot hold, with the name of its tensor.
+fn named(error: LoadError, parts: &[(String, Weight<'_>)]) -> LoadError {
+    match error {
+        LoadError::Backend { path, source: BackendError::OutOfRange { part, row, run_as } } => {
+            let (path, name, run_as) = (path.display(), &parts[part].0, run_as.name());
+            LoadError::Setting(format!(
+                "{path}: row {row} of tensor `{name}` holds a value that {run_as} cannot; dtype=\"f32\" holds them all"
+            ))
+        }
+        other => other,
     }
 }
 
