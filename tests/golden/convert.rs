@@ -386,7 +386,7 @@ fn stacked_experts_give_the_same_bits() {
 
 fn weights_bytes(path: &Path) -> u64 {
     let files = ModelFiles::open(path).unwrap();
-    weights::check(&files, &Model::of(&files).unwrap()).unwrap().packed
+    weights::check(&files, &Model::of(&files).unwrap()).unwrap().stored
 }
 
 /// The values came from this type.
