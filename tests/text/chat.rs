@@ -1,7 +1,6 @@
 //! Chat templates against transformers' Jinja.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use octavo::stages::tokenize::{ChatError, ChatTemplate, LocalTime, RenderInput, Special, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -173,55 +172,4 @@ fn training_marks_leave_no_trace() {
     let source = "{% for m in messages %}\n{%- generation -%} {{ m.content }}{%- endgeneration %}.{% endfor %}";
     let input = RenderInput::new(json!([{"role": "user", "content": "a"}]), NOW);
     assert_eq!(template(source).render(&input).unwrap(), "a.");
-}
-
-#[test]
-fn hostile_templates_end_in_an_error() {
-    let nested = "{% if true %}".repeat(5000) + &"{% endif %}".repeat(5000);
-    let parentheses = "{{ ".to_owned() + &"(".repeat(5000) + "1" + &")".repeat(5000) + " }}";
-    let sources = [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
-        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
-        "{{ 'x' * 10000000000 }}",
-        "{{ 'x'.center(10000000000) }}",
-        "{{ 'x' | center(10000000000) }}",
-        "{{ 'x'.ljust(10000000000) }}",
-        "{{ '%10000000000d' | format(1) }}",
-        "{% set l = range(90000) | list %}{% for i in range(90000) %}{{ l | join }}{% endfor %}",
-        "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l | string %}{% endfor %}",
-        "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l | tojson %}{% endfor %}",
-        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
-        "{% include 'chat' %}",
-        "{{ ''.__class__.__mro__ }}",
-        &nested,
-        &parentheses,
-    ];
-    for source in sources {
-        let start = Instant::now();
-        let rendered = ChatTemplate::compile(source, "", "")
-            .and_then(|template| template.render(&RenderInput::new(json!([]), NOW)));
-        let shown = &source[..source.len().min(90)];
-        println!("{:?} {shown}: {:?}", start.elapsed(), rendered.as_ref().map(String::len));
-        assert!(rendered.is_err(), "{shown}");
-        // Under a second on a free machine; tests share theirs.
-        assert!(start.elapsed() < Duration::from_secs(2), "{shown}: {:?}", start.elapsed());
-    }
-    let mut deep = json!("x");
-    for _ in 0..120 {
-        deep = json!([deep]);
-    }
-    let input = RenderInput::new(json!([{"role": "user", "content": deep}]), NOW);
-    assert!(matches!(template("{{ messages }}").render(&input), Err(ChatError::Input(_))));
-}
-
-#[test]
-fn long_conversations_are_rendered() {
-    let message = json!({"role": "user", "content": "word ".repeat(2000)});
-    let input = RenderInput::new(Value::Array(vec![message; 500]), NOW);
-    assert!(template(CHATML).render(&input).unwrap().len() > 4_000_000);
 }

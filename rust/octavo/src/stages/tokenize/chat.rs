@@ -11,21 +11,26 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
+use super::bounds;
 use super::civil::LocalTime;
 use super::marker::Marker;
 use super::python;
 use super::tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
 
 /// What one rendering may cost: about one unit an instruction, and one for every 64 bytes it moves.
-const FUEL: u64 = 2_000_000;
-/// Fuel on top for every byte of input, so that long conversations are not refused.
+const FUEL: u64 = 500_000;
+/// Fuel on top for what is rendered, so that long conversations are not refused: for every byte, and for every value (a
+/// message has about five).
 const FUEL_PER_BYTE: u64 = 2;
+const FUEL_PER_VALUE: u64 = 500;
 /// Nested macros and loops. Real templates need about 30; each level costs stack.
 const MAX_RECURSION: usize = 200;
 /// No model reads a prompt as long as this.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Longer than any template in use by far.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
+/// Enough for the deepest template within [`bounds`]; pages that are not touched cost nothing.
+const COMPILE_STACK_BYTES: usize = 64 << 20;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -108,9 +113,21 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(ChatError::Limit(format!("{} bytes of source, at most {MAX_SOURCE_BYTES}", source.len())));
         }
+        // On a thread of its own: how deep compiling descends is up to the template.
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("octavo-template".to_owned()).stack_size(COMPILE_STACK_BYTES);
+            let compiled = thread.spawn_scoped(scope, || Self::compile_here(source, bos, eos));
+            let compiled = compiled.map_err(|error| ChatError::Compile(error.to_string()))?.join();
+            compiled.unwrap_or_else(|_| Err(ChatError::Compile("the template engine panicked".to_owned())))
+        })
+    }
+
+    fn compile_here(source: &str, bos: &str, eos: &str) -> Result<Self, ChatError> {
+        let failed = |error: Error| ChatError::Compile(describe(&error));
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| ChatError::Compile(describe(&error)))?);
+        let jinja = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
+        let plain = SyntaxConfig::builder().keep_trailing_newline(true).build().map_err(failed)?;
+        environment.set_syntax(plain);
         environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::add_to(&mut environment);
@@ -118,9 +135,9 @@ impl ChatTemplate {
             let message = python::to_str(state, &message)?;
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
-        environment
-            .add_template_owned("chat", with_long_escapes(&without_generation_blocks(source)))
-            .map_err(|error| ChatError::Compile(describe(&error)))?;
+        let jinja_source = with_long_escapes(&without_generation_blocks(source));
+        let bounded = bounds::add_to(&jinja_source, &jinja).map_err(failed)?;
+        environment.add_template_owned("chat", bounded).map_err(failed)?;
         Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
     }
 
@@ -172,14 +189,14 @@ impl ChatTemplate {
             ("strftime_now".to_owned(), Jinja::from_function(move |format: &str| now.format(format))),
         ];
         context.extend(input.variables.iter().map(|(name, value)| (name.clone(), python::from_json(value))));
-        let text = self.run(Jinja::from_pairs(context), size(&messages))?;
+        let text = self.run(Jinja::from_pairs(context), FUEL + fuel_for(&messages))?;
         if input.continue_final_message { cut_after_final_message(text, &messages) } else { Ok(text) }
     }
 
-    fn run(&self, context: Jinja, input_bytes: usize) -> Result<String, ChatError> {
+    fn run(&self, context: Jinja, fuel: u64) -> Result<String, ChatError> {
         // A clone shares the compiled template; the fuel is this rendering's own.
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(FUEL + FUEL_PER_BYTE * input_bytes as u64));
+        environment.set_fuel(Some(fuel));
         let mut output = Limited(Vec::new());
         environment
             .get_template("chat")
@@ -229,14 +246,14 @@ fn fits(value: &Value, depth: usize) -> bool {
     }
 }
 
-/// Roughly how many bytes of text a value holds.
-fn size(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(size).sum(),
-        Value::Object(members) => members.iter().map(|(name, value)| name.len() + size(value)).sum(),
-        _ => 8,
-    }
+fn fuel_for(value: &Value) -> u64 {
+    let inside = match value {
+        Value::String(text) => FUEL_PER_BYTE * text.len() as u64,
+        Value::Array(values) => values.iter().map(fuel_for).sum(),
+        Value::Object(members) => members.values().map(fuel_for).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    FUEL_PER_VALUE + inside
 }
 
 /// Templates ask for a message's reasoning under either of two names; both are there if one is.

@@ -17,6 +17,7 @@ mod library; // plain text → ids by the `tokenizers` crate
 mod pre; // how model families cut text into words
 mod spm; // plain text → ids by SentencePiece scores
 mod chat; // messages → prompt
+mod bounds; // what templates build is paid for
 mod civil; // the date, as templates may ask for it
 mod marker; // keeps what users wrote from turning into special tokens
 mod python; // what templates expect of Python

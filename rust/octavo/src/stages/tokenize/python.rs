@@ -4,6 +4,7 @@
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
+use super::bounds::BOUNDED;
 use super::marker::is_placeholder;
 
 /// Deeper values are refused: printing them recurses.
@@ -15,6 +16,10 @@ const ITEM_FUEL: u64 = 8;
 /// Adds all of it to an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     minijinja_contrib::add_to_environment(environment);
+    // Jinja has neither; the one is lazy without a bound, the other prints everything.
+    environment.remove_filter("chain");
+    environment.remove_global("debug");
+    environment.add_filter(BOUNDED, bounded);
     environment.set_unknown_method_callback(method);
     environment.set_formatter(print);
     environment.add_filter("tojson", tojson);
@@ -91,7 +96,7 @@ fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> R
             }
             out.push('}');
         }
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let tuple = value.is_tuple();
             out.push(if tuple { '(' } else { '[' });
             for (n, item) in value.try_iter()?.enumerate() {
@@ -301,10 +306,80 @@ impl Style<'_> {
 /// Bounds the work and the depth of walking through a value.
 fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
     state.consume_fuel(ITEM_FUEL)?;
+    check_depth(depth)
+}
+
+fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested more than {MAX_DEPTH} deep")));
     }
     Ok(())
+}
+
+/// A value whose every node has been paid for, with lists in place of what is computed only when it is walked: that would
+/// be computed again each time, and each of its own parts within.
+fn bounded(state: &State, value: Value) -> Result<Value, Error> {
+    let settled = Walk { state, nodes: 0 }.settle(&value, 0)?;
+    Ok(settled.unwrap_or(value))
+}
+
+/// A walk through a value.
+struct Walk<'a> {
+    state: &'a State<'a, 'a>,
+    nodes: u64,
+}
+
+impl Walk<'_> {
+    /// How many nodes one unit of fuel pays for.
+    const NODES_PER_FUEL: u64 = 4;
+
+    fn pay(&mut self, nodes: u64) -> Result<(), Error> {
+        let before = self.nodes / Self::NODES_PER_FUEL;
+        self.nodes += nodes;
+        self.state.consume_fuel(self.nodes / Self::NODES_PER_FUEL - before)
+    }
+
+    /// What to put in the place of `value`, if anything.
+    fn settle(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
+        self.pay(1)?;
+        let kind = value.kind();
+        if !matches!(kind, ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+            return Ok(None);
+        }
+        check_depth(depth)?;
+        match kind {
+            ValueKind::Map if plain_map(value) => self.settle_map(value, depth),
+            ValueKind::Map => Ok(None),
+            _ => self.settle_items(value, depth),
+        }
+    }
+
+    fn settle_items(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
+        let mut settled = (value.kind() == ValueKind::Iterable).then(Vec::new);
+        for (n, item) in value.try_iter()?.enumerate() {
+            let new = self.settle(&item, depth + 1)?;
+            if new.is_some() && settled.is_none() {
+                settled = Some(value.try_iter()?.take(n).collect());
+            }
+            if let Some(settled) = &mut settled {
+                self.pay(2)?;
+                settled.push(new.unwrap_or(item));
+            }
+        }
+        Ok(settled.map(|items| if value.is_tuple() { Value::from_object(Tuple::new(items)) } else { items.into() }))
+    }
+
+    fn settle_map(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
+        let (mut pairs, mut changed) = (Vec::new(), false);
+        for key in value.try_iter()? {
+            self.settle(&key, depth + 1)?;
+            let member = value.get_item(&key)?;
+            let new = self.settle(&member, depth + 1)?;
+            changed |= new.is_some();
+            pairs.push((key, new.unwrap_or(member)));
+        }
+        Ok(changed.then(|| pairs.into_iter().collect()))
+    }
 }
 
 /// Methods of strings, lists and dictionaries.
@@ -386,9 +461,27 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
             };
             Value::from(text.chars().map(swap).collect::<String>())
         }
+        "format" => {
+            check_format(text)?;
+            return Ok(None);
+        }
         "casefold" => Value::from(text.to_lowercase()),
         _ => return Ok(None),
     }))
+}
+
+/// Refuses widths that would make the engine write megabytes of padding, or that are computed.
+fn check_format(text: &str) -> Result<(), Error> {
+    let mut specifications = text.split('{').map(|part| part.split_once(':').map_or("", |(_, rest)| rest));
+    let number = |run: &str| run.len() > 4;
+    let wide = specifications.clone().any(|part| {
+        part.split('}').next().is_some_and(|part| part.split(|c: char| !c.is_ascii_digit()).any(number))
+    });
+    let computed = specifications.any(|part| !part.contains('}')) && text.contains("}}");
+    match wide || computed {
+        true => Err(Error::new(ErrorKind::InvalidOperation, "a width in a format has at most four digits")),
+        false => Ok(()),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
