@@ -8,8 +8,8 @@
 //! The text that comes out means what went in did. White space is literal in it, so it is compiled with none of the
 //! options that trim.
 
-use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, Macro, Stmt, UnaryOpKind};
-use minijinja::machinery::{Token, parse, tokenize};
+use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, IfCond, Macro, Stmt, UnaryOpKind};
+use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
 
@@ -38,15 +38,27 @@ const SHALLOW_TESTS: [&str; 20] = [
 /// Methods that compare every item with their argument.
 const COMPARING_METHODS: [&str; 2] = ["count", "index"];
 
+/// A template, written out again.
+pub(super) struct Bounded {
+    pub source: String,
+    /// It walks through the contents of messages, so it knows that they can be lists of parts.
+    pub walks_contents: bool,
+}
+
 /// The template `source` with its bounds.
-pub(super) fn add_to(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
+pub(super) fn add_to(source: &str, syntax: &SyntaxConfig) -> Result<Bounded, Error> {
     check_size(source, syntax)?;
-    let mut writer = Writer { out: String::with_capacity(2 * source.len()) };
+    let mut writer = Writer { out: String::with_capacity(2 * source.len()), lines: 1, contents: vec![CONTENT.to_owned()], walks_contents: false };
     if let Stmt::Template(template) = parse(source, "chat", syntax.clone())? {
         writer.body(&template.children)?;
     }
-    Ok(writer.out)
+    Ok(Bounded { source: writer.out, walks_contents: writer.walks_contents })
 }
+
+/// What a message says, as messages and templates call it.
+const CONTENT: &str = "content";
+/// Filters that walk through their subject.
+const WALKING_FILTERS: [&str; 5] = ["map", "select", "reject", "selectattr", "rejectattr"];
 
 fn check_size(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
     let (mut tag, mut elifs) = (0, 0);
@@ -71,11 +83,39 @@ fn refused(what: impl Into<String>) -> Error {
 /// Writes statements and expressions out again. Every compound expression gets parentheses.
 struct Writer {
     out: String,
+    /// Line of the text so far.
+    lines: usize,
+    /// Variables that hold a message's content.
+    contents: Vec<String>,
+    walks_contents: bool,
 }
 
 impl Writer {
     fn put(&mut self, parts: &[&str]) {
-        self.out.extend(parts.iter().copied());
+        for part in parts {
+            self.lines += part.bytes().filter(|&byte| byte == b'\n').count();
+            self.out.push_str(part);
+        }
+    }
+
+    /// Begins a tag on the line that it is on in the original, so that errors name that.
+    fn open(&mut self, tag: &str, span: Span) {
+        self.put(&[tag]);
+        let behind = usize::from(span.start_line).saturating_sub(self.lines);
+        self.put(&[&"\n".repeat(behind), " "]);
+    }
+
+    /// Whether this is a message's content.
+    fn is_content(&self, expression: &Expr) -> bool {
+        match expression {
+            Expr::Var(variable) => self.contents.iter().any(|name| name == variable.id),
+            Expr::GetAttr(attribute) => attribute.name == CONTENT,
+            Expr::GetItem(item) => {
+                matches!(&item.subscript_expr, Expr::Const(name) if name.value.as_str() == Some(CONTENT))
+            }
+            Expr::Filter(filter) => filter.expr.as_ref().is_some_and(|subject| self.is_content(subject)),
+            _ => false,
+        }
     }
 
     fn body(&mut self, body: &[Stmt]) -> Result<(), Error> {
@@ -86,19 +126,22 @@ impl Writer {
         match statement {
             Stmt::EmitRaw(raw) => self.raw(raw.raw),
             Stmt::EmitExpr(emit) => {
-                self.put(&["{{ "]);
+                self.open("{{", emit.span());
                 self.expression(&emit.expr)?;
                 self.put(&[" }}"]);
             }
             Stmt::Set(set) => {
-                self.put(&["{% set "]);
+                if let (Expr::Var(variable), true) = (&set.target, self.is_content(&set.expr)) {
+                    self.contents.push(variable.id.to_owned());
+                }
+                self.open("{% set", set.span());
                 self.target(&set.target)?;
                 self.put(&[" = "]);
                 self.stored(&set.expr)?;
                 self.put(&[" %}"]);
             }
             Stmt::SetBlock(set) => {
-                self.put(&["{% set "]);
+                self.open("{% set", set.span());
                 self.target(&set.target)?;
                 if let Some(filter) = &set.filter {
                     self.put(&[" | "]);
@@ -109,11 +152,12 @@ impl Writer {
                 self.put(&["{% endset %}"]);
             }
             Stmt::IfCond(condition) => {
-                self.branches("if", condition)?;
+                self.branches("{% if", condition, condition.span())?;
                 self.put(&["{% endif %}"]);
             }
             Stmt::ForLoop(each) => {
-                self.put(&["{% for "]);
+                self.walks_contents |= self.is_content(&each.iter);
+                self.open("{% for", each.span());
                 self.target(&each.target)?;
                 self.put(&[" in "]);
                 self.stored(&each.iter)?;
@@ -130,7 +174,7 @@ impl Writer {
                 self.put(&["{% endfor %}"]);
             }
             Stmt::WithBlock(with) => {
-                self.put(&["{% with "]);
+                self.open("{% with", with.span());
                 for (n, (target, value)) in with.assignments.iter().enumerate() {
                     self.put(&[if n == 0 { "(" } else { ", (" }]);
                     self.target(target)?;
@@ -142,14 +186,15 @@ impl Writer {
                 self.put(&["{% endwith %}"]);
             }
             Stmt::Macro(declared) => {
-                self.put(&["{% macro ", declared.name]);
+                self.open("{% macro", declared.span());
+                self.put(&[declared.name]);
                 self.parameters(declared)?;
                 self.put(&[" %}"]);
                 self.body(&declared.body)?;
                 self.put(&["{% endmacro %}"]);
             }
             Stmt::CallBlock(block) => {
-                self.put(&["{% call"]);
+                self.open("{% call", block.span());
                 self.parameters(&block.macro_decl)?;
                 self.put(&[" "]);
                 self.call(&block.call)?;
@@ -158,14 +203,14 @@ impl Writer {
                 self.put(&["{% endcall %}"]);
             }
             Stmt::FilterBlock(block) => {
-                self.put(&["{% filter "]);
+                self.open("{% filter", block.span());
                 self.filter_chain(&block.filter)?;
                 self.put(&[" %}"]);
                 self.body(&block.body)?;
                 self.put(&["{% endfilter %}"]);
             }
             Stmt::AutoEscape(block) => {
-                self.put(&["{% autoescape "]);
+                self.open("{% autoescape", block.span());
                 self.expression(&block.enabled)?;
                 self.put(&[" %}"]);
                 self.body(&block.body)?;
@@ -177,7 +222,7 @@ impl Writer {
                 self.put(&["{% endblock %}"]);
             }
             Stmt::Do(action) => {
-                self.put(&["{% do "]);
+                self.open("{% do", action.span());
                 self.call(&action.call)?;
                 self.put(&[" %}"]);
             }
@@ -191,14 +236,14 @@ impl Writer {
         Ok(())
     }
 
-    fn branches(&mut self, word: &str, condition: &minijinja::machinery::ast::IfCond) -> Result<(), Error> {
-        self.put(&["{% ", word, " "]);
+    fn branches(&mut self, tag: &str, condition: &IfCond, span: Span) -> Result<(), Error> {
+        self.open(tag, span);
         self.expression(&condition.expr)?;
         self.put(&[" %}"]);
         self.body(&condition.true_body)?;
         match &condition.false_body[..] {
             [] => Ok(()),
-            [Stmt::IfCond(next)] => self.branches("elif", next),
+            [Stmt::IfCond(next)] => self.branches("{% elif", next, next.span()),
             other => {
                 self.put(&["{% else %}"]);
                 self.body(other)
@@ -315,6 +360,7 @@ impl Writer {
             Expr::Call(call) => self.call(call)?,
             Expr::Filter(filter) => {
                 let deep = !SHALLOW_FILTERS.contains(&filter.name);
+                self.walks_contents |= WALKING_FILTERS.contains(&filter.name) && self.is_content(expression);
                 self.put(&["("]);
                 if let Some(subject) = &filter.expr {
                     self.operand(subject, deep)?;

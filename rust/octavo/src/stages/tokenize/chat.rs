@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::bounds;
 use super::civil::LocalTime;
+use super::content::ContentFormat;
 use super::marker::Marker;
 use super::python;
 use super::tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
@@ -38,6 +39,8 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    /// Whether it knows contents that are lists of parts.
+    walks_contents: bool,
 }
 
 /// What is rendered.
@@ -56,6 +59,10 @@ pub struct RenderInput {
     /// What else the template may ask for, `enable_thinking` say. These are the program's words, not a user's: special
     /// tokens in them are special.
     pub variables: Map<String, Value>,
+    /// Another template than the model's own.
+    pub chat_template: Option<String>,
+    /// How the template gets contents that are lists of parts.
+    pub content_format: ContentFormat,
     /// What `strftime_now` shows.
     pub now: LocalTime,
 }
@@ -70,6 +77,8 @@ impl RenderInput {
             add_generation_prompt: true,
             continue_final_message: false,
             variables: Map::new(),
+            chat_template: None,
+            content_format: ContentFormat::Auto,
             now,
         }
     }
@@ -122,6 +131,12 @@ impl ChatTemplate {
         })
     }
 
+    /// Compiles a template of the model whose tokenizer this is.
+    pub fn of(tokenizer: &Tokenizer, source: &str) -> Result<Self, ChatError> {
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        Self::compile(source, name(tokenizer.bos()), name(tokenizer.eos()))
+    }
+
     fn compile_here(source: &str, bos: &str, eos: &str) -> Result<Self, ChatError> {
         let failed = |error: Error| ChatError::Compile(describe(&error));
         let mut environment = Environment::new();
@@ -137,8 +152,9 @@ impl ChatTemplate {
         });
         let jinja_source = with_long_escapes(&without_generation_blocks(source));
         let bounded = bounds::add_to(&jinja_source, &jinja).map_err(failed)?;
-        environment.add_template_owned("chat", bounded).map_err(failed)?;
-        Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+        environment.add_template_owned("chat", bounded.source).map_err(failed)?;
+        let walks_contents = bounded.walks_contents;
+        Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned(), walks_contents })
     }
 
     /// The template's source.
@@ -149,19 +165,23 @@ impl ChatTemplate {
     /// The prompt as text.
     pub fn render(&self, input: &RenderInput) -> Result<String, ChatError> {
         check(input)?;
-        self.render_values(&input.messages, input.tools.as_ref(), input.documents.as_ref(), input)
+        let messages = input.content_format.apply(&input.messages, self.walks_contents)?;
+        let messages = messages.as_ref().unwrap_or(&input.messages);
+        self.render_values(messages, input.tools.as_ref(), input.documents.as_ref(), input)
     }
 
     /// The prompt as text and token ids. Nothing in messages, tools or documents becomes a control token, whatever is
     /// written there. BOS stands at the beginning once, if the tokenizer adds it.
     pub fn render_ids(&self, tokenizer: &Tokenizer, input: &RenderInput) -> Result<Rendered, ChatError> {
         check(input)?;
+        let messages = input.content_format.apply(&input.messages, self.walks_contents)?;
+        let messages = messages.as_ref().unwrap_or(&input.messages);
         let variables = Value::Object(input.variables.clone());
-        let mut values = vec![&input.messages, &variables];
+        let mut values = vec![messages, &variables];
         values.extend(&input.tools);
         values.extend(&input.documents);
         let mut marker = Marker::new(&tokenizer.specials, &self.source, &values);
-        let messages = marker.mark(&input.messages);
+        let messages = marker.mark(messages);
         let tools = input.tools.as_ref().map(|tools| marker.mark(tools));
         let documents = input.documents.as_ref().map(|documents| marker.mark(documents));
         let rendered = self.render_values(&messages, tools.as_ref(), documents.as_ref(), input)?;
@@ -228,7 +248,7 @@ fn check(input: &RenderInput) -> Result<(), ChatError> {
         )));
     }
     if input.continue_final_message && input.add_generation_prompt {
-        return Err(ChatError::Input("continue_final_message and add_generation_prompt exclude each other".into()));
+        return Err(ChatError::Input("continue_final_message and add_generation_prompt cannot both be true".into()));
     }
     let too_deep = |value: &Value| !fits(value, python::MAX_DEPTH);
     let values = [Some(&input.messages), input.tools.as_ref(), input.documents.as_ref()];
