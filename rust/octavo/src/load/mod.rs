@@ -11,6 +11,6 @@ pub mod metadata; // their typed key-value pairs
 pub mod ggml_type; // ggml's numbers for tensor types
 pub mod inspect; // what is in the files, for people
 
-pub use files::{Config, ModelFiles, folder_tokenizer};
+pub use files::{Config, ModelFiles, folder_tokenizer, tokenizer};
 pub use hf_config::HfConfig;
 pub use inspect::{Inspection, inspect};
