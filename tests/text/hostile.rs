@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use octavo::stages::tokenize::{ChatError, ChatTemplate, LocalTime, RenderInput};
+use octavo::stages::tokenize::{ChatError, ChatTemplate, ContentFormat, LocalTime, RenderInput};
 use serde_json::{Value, json};
 
 const NOW: LocalTime = LocalTime { year: 2025, month: 3, day: 4, hour: 5, minute: 6, second: 7 };
@@ -20,7 +20,9 @@ fn render_in_time(source: &str) -> Result<String, ChatError> {
 }
 
 fn render(source: &str, messages: Value) -> Result<String, ChatError> {
-    ChatTemplate::compile(source, "", "").and_then(|template| template.render(&RenderInput::new(messages, NOW)))
+    let mut input = RenderInput::new(messages, NOW);
+    input.content_format = ContentFormat::OpenAi;
+    ChatTemplate::compile(source, "", "").and_then(|template| template.render(&input))
 }
 
 /// The largest resident size of this process since it was last reset, which this does. `None` where Linux does not say.
@@ -151,7 +153,7 @@ fn hostile() -> Vec<String> {
         sources.push(again(in_itself, then));
     }
     for (open, close) in [("(", ")"), ("[", "]"), ("{'a': ", "}"), ("not ", ""), ("-", ""), ("1 if x else ", ""), ("1 + ", ""), ("", "|e"), ("", ".a")] {
-        for count in [5_000, 100_000] {
+        for count in [2_000, 100_000] {
             let expression = open.repeat(count) + "x" + &close.repeat(count);
             sources.push(format!("{{{{ {expression} }}}}{{{{ 1 / 0 }}}}"));
         }

@@ -180,14 +180,32 @@ impl ChatTemplate {
         let mut values = vec![messages, &variables];
         values.extend(&input.tools);
         values.extend(&input.documents);
-        let mut marker = Marker::new(&tokenizer.specials, &self.source, &values);
+        let marker = || Marker::new(&tokenizer.specials, &self.source, &values);
+        let mut strict = marker().with_middles(&self.source);
+        let mut rendered = self.render_marked(&mut strict, messages, input);
+        let noticed = |rendered: &Result<(String, _), _>| match (rendered, self.render(input)) {
+            (Ok((marked, _)), Ok(plain)) => *marked != plain,
+            _ => true,
+        };
+        if strict.marked_middles() && noticed(&rendered) {
+            rendered = self.render_marked(&mut marker(), messages, input);
+        }
+        let (text, literals) = rendered?;
+        Ok(Rendered { encoding: encode(tokenizer, &text, &literals)?, text })
+    }
+
+    /// The prompt, and where in it a user's words are that look like control tokens.
+    fn render_marked(
+        &self,
+        marker: &mut Marker,
+        messages: &Value,
+        input: &RenderInput,
+    ) -> Result<(String, Vec<Range<usize>>), ChatError> {
         let messages = marker.mark(messages);
         let tools = input.tools.as_ref().map(|tools| marker.mark(tools));
         let documents = input.documents.as_ref().map(|documents| marker.mark(documents));
         let rendered = self.render_values(&messages, tools.as_ref(), documents.as_ref(), input)?;
-        let (text, literals) = marker.restore(&rendered);
-        let encoding = encode(tokenizer, &text, &literals)?;
-        Ok(Rendered { text, encoding })
+        Ok(marker.restore(&rendered))
     }
 
     fn render_values(

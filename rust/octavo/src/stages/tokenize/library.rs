@@ -6,6 +6,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::tokenizer::{Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
+use super::spm::SPACE;
 use super::tokenizer::{Encoding, TokenizerError};
 use super::vocabulary::{Kind, Vocabulary};
 
@@ -95,12 +96,13 @@ fn exact<'a>(
     tokens: impl Iterator<Item = (&'a [u8], Range<usize>)>,
 ) -> impl Iterator<Item = Range<usize>> {
     let begin = at;
+    let is_space = |told: &Range<usize>| text[told.clone()].starts_with(SPACE.as_bytes()) || text[told.clone()].starts_with(b" ");
     tokens.map(move |(piece, told)| {
         let own = at..at + piece.len();
         let spells = text.get(own.clone()) == Some(piece) && told.start <= own.start && own.end <= told.end;
         let range = match spells && !piece.is_empty() {
             true => own,
-            false if piece == b" " && at == begin && text.get(at) != Some(&b' ') => at..at,
+            false if piece == b" " && at == begin && !is_space(&told) => at..at,
             false => told,
         };
         at = at.max(range.end);
