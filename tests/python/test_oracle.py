@@ -12,11 +12,6 @@ import octavo
 import oracle
 
 
-@pytest.fixture(scope="module", autouse=True)
-def used() -> None:
-    print(oracle.USED)
-
-
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("name", oracle.models())
 def test_tiny_models(name: str, device: str, tmp_path: Path) -> None:

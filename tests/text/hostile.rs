@@ -238,6 +238,33 @@ fn bounds_do_not_show() {
     }
 }
 
+/// Long is not deep.
+#[test]
+fn chains_may_be_long() {
+    let chains = [
+        ("'a'".to_owned() + &" + 'a'".repeat(400), "a".repeat(401)),
+        ("1".to_owned() + &" ~ 1".repeat(400), "1".repeat(401)),
+        ("x".to_owned() + &" or x".repeat(400) + " or 5", "5".to_owned()),
+        ("'a'".to_owned() + &" | upper | default('b') | sort | first".repeat(60), "A".to_owned()),
+        ("1 if x else ".repeat(400) + "2", "2".to_owned()),
+        ("[1]".to_owned() + &" + [1]".repeat(200) + " == [1]", "False".to_owned()),
+    ];
+    for (expression, want) in chains {
+        let source = format!("{{{{ {expression} }}}}");
+        assert_eq!(render(&source, json!([])).unwrap_or_else(|error| error.to_string()), want, "{expression}");
+    }
+    let branches = "{% if x %}".to_owned() + &"{% elif x %}".repeat(400) + "{% else %}b{% endif %}";
+    assert_eq!(render(&branches, json!([])).unwrap(), "b");
+}
+
+#[test]
+fn errors_name_their_line() {
+    for source in ["a\n{% if 1 %}\n\n{% set x = 1 / 0 %}{% endif %}", "\n\n{#\n#}{{ 1 / 0 }}", "{% set a = 1 %}\n\n\n{{ 1 / 0 }}"] {
+        let error = render(source, json!([])).unwrap_err().to_string();
+        assert!(error.contains("line 4"), "{source:?}: {error}");
+    }
+}
+
 #[test]
 fn long_conversations_are_rendered() {
     let message = json!({"role": "user", "content": "word ".repeat(2000), "tool_calls": [{"name": "f", "arguments": {"a": 1}}]});

@@ -8,13 +8,16 @@
 //! The text that comes out means what went in did. White space is literal in it, so it is compiled with none of the
 //! options that trim.
 
-use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, IfCond, Macro, Stmt, UnaryOpKind};
+use minijinja::machinery::ast::{
+    BinOp, BinOpKind, Call, CallArg, CompareOpKind, Expr, IfCond, IfExpr, Macro, Stmt, UnaryOpKind,
+};
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
 
 /// The filter. No template can put something else under this name: filters are not variables.
 pub(super) const BOUNDED: &str = "octavo_bounded";
+const BOUNDED_FILTER: &str = " | octavo_bounded";
 
 /// Tokens between two brackets. The parser descends for some of them, and so does whoever walks what it made.
 const MAX_TAG_TOKENS: usize = 10_000;
@@ -358,16 +361,9 @@ impl Writer {
                 self.put(&["]"]);
             }
             Expr::Call(call) => self.call(call)?,
-            Expr::Filter(filter) => {
-                let deep = !SHALLOW_FILTERS.contains(&filter.name);
-                self.walks_contents |= WALKING_FILTERS.contains(&filter.name) && self.is_content(expression);
+            Expr::Filter(_) => {
                 self.put(&["("]);
-                if let Some(subject) = &filter.expr {
-                    self.operand(subject, deep)?;
-                    self.put(&[" | "]);
-                }
-                self.put(&[filter.name]);
-                self.arguments(&filter.args, deep)?;
+                self.filtered(expression)?;
                 self.put(&[")"]);
             }
             Expr::Test(test) => {
@@ -387,20 +383,8 @@ impl Writer {
                 self.put(&[")"]);
             }
             Expr::BinOp(binary) => {
-                // A look at a scalar is cheap, whatever it is compared with.
-                let scalar = |side: &Expr| matches!(side, Expr::Const(_));
-                let (left, right) = (scalar(&binary.left), scalar(&binary.right));
-                let deep = match binary.op {
-                    BinOpKind::In => !left,
-                    BinOpKind::Concat => true,
-                    // A sum of lists refers to them; what is done with it is seen to where that is done.
-                    BinOpKind::Add | BinOpKind::ScAnd | BinOpKind::ScOr => false,
-                    _ => !(left || right),
-                };
                 self.put(&["("]);
-                self.operand(&binary.left, deep)?;
-                self.put(&[binary_operator(binary.op)]);
-                self.operand(&binary.right, deep)?;
+                self.binary(binary)?;
                 self.put(&[")"]);
             }
             Expr::Compare(chain) => {
@@ -414,14 +398,62 @@ impl Writer {
             }
             Expr::IfExpr(choice) => {
                 self.put(&["("]);
-                self.expression(&choice.true_expr)?;
-                self.put(&[" if "]);
-                self.expression(&choice.test_expr)?;
-                if let Some(other) = &choice.false_expr {
-                    self.put(&[" else "]);
-                    self.expression(other)?;
-                }
+                self.choice(choice)?;
                 self.put(&[")"]);
+            }
+        }
+        Ok(())
+    }
+
+    /// A chain of filters, without parentheses: the parser counts those.
+    fn filtered(&mut self, expression: &Expr) -> Result<(), Error> {
+        let Expr::Filter(filter) = expression else { return self.subject(expression) };
+        let deep = !SHALLOW_FILTERS.contains(&filter.name);
+        self.walks_contents |= WALKING_FILTERS.contains(&filter.name) && self.is_content(expression);
+        if let Some(subject) = &filter.expr {
+            self.filtered(subject)?;
+            self.put(&[if deep && !is_scalar(subject) { BOUNDED_FILTER } else { "" }, " | "]);
+        }
+        self.put(&[filter.name]);
+        self.arguments(&filter.args, deep)
+    }
+
+    /// An operation, its left side without parentheses where that is the same operation.
+    fn binary(&mut self, binary: &BinOp) -> Result<(), Error> {
+        // A look at a scalar is cheap, whatever it is compared with.
+        let scalar = |side: &Expr| matches!(side, Expr::Const(_));
+        let (left, right) = (scalar(&binary.left), scalar(&binary.right));
+        let deep = match binary.op {
+            BinOpKind::In => !left,
+            BinOpKind::Concat => true,
+            // A sum of lists refers to them; what is done with it is seen to where that is done.
+            BinOpKind::Add | BinOpKind::ScAnd | BinOpKind::ScOr => false,
+            _ => !(left || right),
+        };
+        let chains = matches!(binary.op, BinOpKind::Add | BinOpKind::Concat | BinOpKind::ScAnd | BinOpKind::ScOr);
+        match &binary.left {
+            Expr::BinOp(first) if chains && binary_operator(first.op) == binary_operator(binary.op) => {
+                self.binary(first)?;
+            }
+            first => self.operand(first, deep)?,
+        }
+        self.put(&[binary_operator(binary.op)]);
+        self.operand(&binary.right, deep)
+    }
+
+    fn choice(&mut self, choice: &IfExpr) -> Result<(), Error> {
+        self.expression(&choice.true_expr)?;
+        self.put(&[" if "]);
+        self.expression(&choice.test_expr)?;
+        match &choice.false_expr {
+            None => return Ok(()),
+            Some(Expr::IfExpr(next)) => {
+                self.put(&[" else "]);
+                self.choice(next)?;
+            }
+            Some(other) => {
+                self.put(&[" else "]);
+                self.expression(other)?;
             }
         }
         Ok(())
@@ -519,8 +551,8 @@ impl Writer {
             return self.expression(expression);
         }
         self.put(&["("]);
-        self.subject(expression)?;
-        self.put(&["|", BOUNDED, ")"]);
+        self.filtered(expression)?;
+        self.put(&[BOUNDED_FILTER, ")"]);
         Ok(())
     }
 }
