@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
     from octavo._params import SamplingParams
     from octavo._sampling import sample, sampling_probabilities
+    from octavo._score import Score
     from octavo._stream import AsyncStream, Stream
     from octavo._tokenizer import Tokenizer
 
@@ -48,6 +49,7 @@ _HOMES = {
     "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
     "_params": ("SamplingParams",),
     "_sampling": ("sample", "sampling_probabilities"),
+    "_score": ("Score",),
     "_stream": ("AsyncStream", "Stream"),
     "_tokenizer": ("Tokenizer",),
 }
@@ -70,6 +72,7 @@ __all__ = [
     "QueueFullError",
     "Result",
     "SamplingParams",
+    "Score",
     "Stats",
     "Stream",
     "TokenLogprobs",

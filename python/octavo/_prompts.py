@@ -52,7 +52,10 @@ class ChatOptions:
     chat_template_content_format: str = "auto"
 
 
-def to_engine(prompt: Any, options: ChatOptions) -> EnginePrompt:
+_DEFAULTS = ChatOptions()
+
+
+def to_engine(prompt: Any, options: ChatOptions = _DEFAULTS) -> EnginePrompt:
     """One prompt in the form the engine takes. Token ids are checked there, by value."""
     if _is_messages(prompt):
         return to_chat(prompt, options)
@@ -82,7 +85,9 @@ def _is_collection(value: Any) -> bool:
 def to_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Chat:
     """A conversation in the form the engine takes."""
     if not isinstance(messages, (list, tuple)):
-        raise InvalidRequestError(f"messages must be a list ([{{'role': …, 'content': …}}]), not {_described(messages)}")
+        raise InvalidRequestError(
+            f"messages must be a list ([{{'role': …, 'content': …}}]), not {_described(messages)}"
+        )
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(

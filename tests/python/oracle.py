@@ -25,7 +25,9 @@ from conftest import GREEDY, ROOT, assert_greedy, load_safetensors
 SHARED = Path(os.environ.get("OCTAVO_TEST_ORACLE", ROOT.parent / "shared" / "oracle"))
 FIXTURES = ROOT / "tests" / "fixtures"
 IS_SHARED = (SHARED / "check.py").is_file()
-USED = f"expected values of {SHARED.name}, compared by its check.py" if IS_SHARED else "expected values of tests/fixtures"
+USED = (
+    f"expected values of {SHARED.name}, compared by its check.py" if IS_SHARED else "expected values of tests/fixtures"
+)
 
 Dump = dict[str, Any]
 
@@ -77,7 +79,9 @@ class TinyModel:
         # 8-bit activations are noise, whose largest value is a matter of luck: it may be this many times what the
         # oracle saw of llama.cpp on the same file. `None`: floats everywhere, held to the oracle's own tolerance.
         types = set(expected.get("tensor_types", ()))
-        self.noise = None if types <= {"F16", "F32"} else 1.5 * max(expected["llama_cpp"]["last_logits_max_abs"].values())
+        self.noise = (
+            None if types <= {"F16", "F32"} else 1.5 * max(expected["llama_cpp"]["last_logits_max_abs"].values())
+        )
 
     def loads(self) -> list[tuple[dict[str, Any], list[Any]]]:
         """Settings, and the prompts that hold for them. Factors of longrope are chosen by the longest context there may
@@ -156,7 +160,9 @@ def _dump_real_prompt(llm: octavo.LLM, prompt: Any) -> Dump:
 def tokenizers() -> dict[str, Path | str | None]:
     """Fixtures by name, and where their tokenizer is: a file, a folder, a reference, or nowhere."""
     root = folder("tokenizer")
-    found: dict[str, Path | str | None] = {f"tiny/{path.stem}": root / "tiny" / path.stem for path in _json(root / "tiny")}
+    found: dict[str, Path | str | None] = {
+        f"tiny/{path.stem}": root / "tiny" / path.stem for path in _json(root / "tiny")
+    }
     sizes = {read(path)["model"]: read(path)["bytes"] for path in _json(folder("real"))}
     for path in _json(root / "gguf"):
         file = read(path)["file"]

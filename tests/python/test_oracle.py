@@ -66,4 +66,3 @@ def test_a_wrong_answer_is_seen(tmp_path: Path) -> None:
     got["o005"]["probs"][3] += 1e-3
     with pytest.raises(AssertionError):
         oracle.check("sampler", oracle.folder("sampler") / "sampler.json", got, tmp_path)
-

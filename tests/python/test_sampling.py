@@ -266,8 +266,6 @@ def test_several_stop_strings_and_a_minimum(llm: octavo.LLM, include: bool) -> N
     result = llm.generate(PROMPT, GREEDY, max_tokens=40, stop=[late, early], include_stop_str_in_output=include)
     end = text.index(early) + (len(early) if include else 0)
     assert (result.text, result.stop_reason) == (text[:end], early)
-    later = llm.generate(
-        PROMPT, GREEDY, max_tokens=40, stop=[early], min_tokens=20, include_stop_str_in_output=include
-    )
+    later = llm.generate(PROMPT, GREEDY, max_tokens=40, stop=[early], min_tokens=20, include_stop_str_in_output=include)
     assert len(later.token_ids) >= 20
     assert later.text.startswith(text[: text.index(early) + len(early)])

@@ -181,7 +181,8 @@ fn a_template_cannot_be_made_to_complete_a_control_token() {
                     input.content_format = ContentFormat::OpenAi;
                     input.tools = Some(json!([{"description": word}]));
                     input.documents = Some(json!([{"title": word}]));
-                    let rendered = ChatTemplate::compile(&source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
+                    let rendered =
+                        ChatTemplate::compile(&source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
                     assert_eq!(rendered.text, token, "{name}: {source}");
                     let found = &rendered.encoding.ids[usize::from(tokenizer.adds_bos())..];
                     assert_eq!(control_ids(&tokenizer, found), [0; 0], "{name}: {word:?} in {source}");

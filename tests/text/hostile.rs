@@ -152,7 +152,17 @@ fn hostile() -> Vec<String> {
         // What a single statement does with a value that has been paid for is worth an error only if it costs too much.
         sources.push(again(in_itself, then));
     }
-    for (open, close) in [("(", ")"), ("[", "]"), ("{'a': ", "}"), ("not ", ""), ("-", ""), ("1 if x else ", ""), ("1 + ", ""), ("", "|e"), ("", ".a")] {
+    for (open, close) in [
+        ("(", ")"),
+        ("[", "]"),
+        ("{'a': ", "}"),
+        ("not ", ""),
+        ("-", ""),
+        ("1 if x else ", ""),
+        ("1 + ", ""),
+        ("", "|e"),
+        ("", ".a"),
+    ] {
         for count in [2_000, 100_000] {
             let expression = open.repeat(count) + "x" + &close.repeat(count);
             sources.push(format!("{{{{ {expression} }}}}{{{{ 1 / 0 }}}}"));
@@ -215,26 +225,45 @@ fn bounds_do_not_show() {
         ("{{ -2 ** 2 }} {{ (-2) ** 2 }} {{ 2 - 3 - 4 }} {{ 2 - (3 - 4) }} {{ 7 // 2 % 2 }}", "4 4 -5 3 1"),
         ("{{ not 1 == 2 }} {{ (not 1) == 2 }} {{ 1 not in [2] }} {{ 1 is not none }}", "True False True True"),
         ("{{ 'a' if 0 else 'b' if 0 else 'c' }}", "c"),
-        ("{{ 1e300 }} {{ 0.1 }} {{ 1.0 }} {{ 1.5e-7 }} {{ 123456789012345678901 }}", "1e+300 0.1 1.0 1.5e-07 123456789012345678901"),
+        (
+            "{{ 1e300 }} {{ 0.1 }} {{ 1.0 }} {{ 1.5e-7 }} {{ 123456789012345678901 }}",
+            "1e+300 0.1 1.0 1.5e-07 123456789012345678901",
+        ),
         ("{{ 'a' 'b' ~ 1 ~ [2] }}", "ab1[2]"),
-        ("{{ [1, 2, 3][1:] }}{{ [1, 2, 3][::-1] }}{{ 'abc'[-1] }}{{ (1,) }}{{ () }}{{ {} }}", "[2, 3][3, 2, 1]c(1,)(){}"),
+        (
+            "{{ [1, 2, 3][1:] }}{{ [1, 2, 3][::-1] }}{{ 'abc'[-1] }}{{ (1,) }}{{ () }}{{ {} }}",
+            "[2, 3][3, 2, 1]c(1,)(){}",
+        ),
         ("{{ {'a': {'b': 1}, 2: 3}['a'].b }}{{ {'a': 1}.get('b', 4) }}{{ {'a': 1}.items() | list }}", "14[('a', 1)]"),
-        ("{% set ns = namespace(l=[], d={'x': 1}) %}{% for m in messages %}{% set ns.l = ns.l + [m.role] %}{% endfor %}{{ ns.l }}{{ ns.d.x }}", "['user', 'assistant']1"),
-        ("{{ messages[1:] == messages[1:] }}{{ messages[0] in messages }}{{ messages.index(messages[1]) }}", "TrueTrue1"),
+        (
+            "{% set ns = namespace(l=[], d={'x': 1}) %}{% for m in messages %}{% set ns.l = ns.l + [m.role] %}{% endfor %}{{ ns.l }}{{ ns.d.x }}",
+            "['user', 'assistant']1",
+        ),
+        (
+            "{{ messages[1:] == messages[1:] }}{{ messages[0] in messages }}{{ messages.index(messages[1]) }}",
+            "TrueTrue1",
+        ),
         ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}", "['a']"),
         ("{{ messages | tojson(indent=1) | length }}", "145"),
         ("{{ '{{' }}{% raw %}{{ {% }}{% endraw %}{# gone #}{{ '}}' }}", "{{{{ {% }}}}"),
         ("a{% if 1 -%}   b   {%- endif %}\nc\n", "abc"),
         ("  {% set x = 1 %}\n  {{ x }}\n\n", "  1\n"),
         ("{ {{ 1 }} }{{ '\\n\\t\\u00e9\\'' }}", "{ 1 }\n\té'"),
-        ("{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "02"),
+        (
+            "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "02",
+        ),
         ("{% block a %}x{% endblock %}{{ self.a() }}{% autoescape true %}{{ '<' }}{% endautoescape %}", "xx<"),
         ("{% set f = cycler(['a', 'b']) %}{{ f.next() }}{{ f.next() }}{{ f.next() }}", "aba"),
         ("{{ dict(a=1, **{'b': 2}) }}{{ [1, 2] | sum }}{{ '%s-%s' | format(*[1, 2]) }}", "{'a': 1, 'b': 2}31-2"),
         ("{{ [3, 1, 2] | sort(reverse=true) | join(', ') }}", "3, 2, 1"),
         ("{{ loop is defined }}{{ 4 is divisibleby 2 }}{{ 'a' is in ['a'] }}{{ x is undefined }}", "FalseTrueTrueTrue"),
     ] {
-        assert_eq!(render(source, messages.clone()).unwrap_or_else(|error| format!("{source}: {error}")), want, "{source}");
+        assert_eq!(
+            render(source, messages.clone()).unwrap_or_else(|error| format!("{source}: {error}")),
+            want,
+            "{source}"
+        );
     }
 }
 
@@ -259,7 +288,9 @@ fn chains_may_be_long() {
 
 #[test]
 fn errors_name_their_line() {
-    for source in ["a\n{% if 1 %}\n\n{% set x = 1 / 0 %}{% endif %}", "\n\n{#\n#}{{ 1 / 0 }}", "{% set a = 1 %}\n\n\n{{ 1 / 0 }}"] {
+    for source in
+        ["a\n{% if 1 %}\n\n{% set x = 1 / 0 %}{% endif %}", "\n\n{#\n#}{{ 1 / 0 }}", "{% set a = 1 %}\n\n\n{{ 1 / 0 }}"]
+    {
         let error = render(source, json!([])).unwrap_err().to_string();
         assert!(error.contains("line 4"), "{source:?}: {error}");
     }
@@ -267,7 +298,8 @@ fn errors_name_their_line() {
 
 #[test]
 fn long_conversations_are_rendered() {
-    let message = json!({"role": "user", "content": "word ".repeat(2000), "tool_calls": [{"name": "f", "arguments": {"a": 1}}]});
+    let message =
+        json!({"role": "user", "content": "word ".repeat(2000), "tool_calls": [{"name": "f", "arguments": {"a": 1}}]});
     let source = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}\
         {% if m in messages[loop.index0:loop.index] %}{{ m.content | trim }}{{ (messages | last).role }}{% endif %}{% endfor %}";
     assert!(render(source, Value::Array(vec![message; 500])).unwrap().len() > 4_000_000);

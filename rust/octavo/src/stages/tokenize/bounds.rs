@@ -51,7 +51,12 @@ pub(super) struct Bounded {
 /// The template `source` with its bounds.
 pub(super) fn add_to(source: &str, syntax: &SyntaxConfig) -> Result<Bounded, Error> {
     check_size(source, syntax)?;
-    let mut writer = Writer { out: String::with_capacity(2 * source.len()), lines: 1, contents: vec![CONTENT.to_owned()], walks_contents: false };
+    let mut writer = Writer {
+        out: String::with_capacity(2 * source.len()),
+        lines: 1,
+        contents: vec![CONTENT.to_owned()],
+        walks_contents: false,
+    };
     if let Stmt::Template(template) = parse(source, "chat", syntax.clone())? {
         writer.body(&template.children)?;
     }
@@ -571,9 +576,14 @@ fn is_path(expression: &Expr) -> bool {
 fn is_scalar(expression: &Expr) -> bool {
     match expression {
         Expr::Const(_) | Expr::Compare(_) | Expr::Test(_) | Expr::UnaryOp(_) => true,
-        Expr::BinOp(binary) => !matches!(binary.op, BinOpKind::Add | BinOpKind::Mul | BinOpKind::ScAnd | BinOpKind::ScOr),
+        Expr::BinOp(binary) => {
+            !matches!(binary.op, BinOpKind::Add | BinOpKind::Mul | BinOpKind::ScAnd | BinOpKind::ScOr)
+        }
         Expr::Filter(filter) => {
-            matches!(filter.name, "tojson" | "trim" | "string" | "length" | "count" | "join" | "upper" | "lower" | BOUNDED)
+            matches!(
+                filter.name,
+                "tojson" | "trim" | "string" | "length" | "count" | "join" | "upper" | "lower" | BOUNDED
+            )
         }
         _ => false,
     }

@@ -49,7 +49,9 @@ fn text_of(part: &Value, message: usize, at: usize, must_be_text: bool) -> Resul
         (Value::Object(members), None | Some("text")) if members.get("text").is_some_and(Value::is_string) => {
             Ok(part["text"].as_str().unwrap_or_default())
         }
-        (Value::Object(_), Some(kind)) if !must_be_text && kind != "text" && !MEDIA.iter().any(|media| kind.contains(media)) => {
+        (Value::Object(_), Some(kind))
+            if !must_be_text && kind != "text" && !MEDIA.iter().any(|media| kind.contains(media)) =>
+        {
             Ok("")
         }
         _ => {

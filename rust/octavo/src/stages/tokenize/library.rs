@@ -96,7 +96,8 @@ fn exact<'a>(
     tokens: impl Iterator<Item = (&'a [u8], Range<usize>)>,
 ) -> impl Iterator<Item = Range<usize>> {
     let begin = at;
-    let is_space = |told: &Range<usize>| text[told.clone()].starts_with(SPACE.as_bytes()) || text[told.clone()].starts_with(b" ");
+    let is_space =
+        |told: &Range<usize>| text[told.clone()].starts_with(SPACE.as_bytes()) || text[told.clone()].starts_with(b" ");
     tokens.map(move |(piece, told)| {
         let own = at..at + piece.len();
         let spells = text.get(own.clone()) == Some(piece) && told.start <= own.start && own.end <= told.end;

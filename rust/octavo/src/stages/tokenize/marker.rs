@@ -80,8 +80,7 @@ impl<'a> Marker<'a> {
             }
             Value::Array(values) => values.iter().map(|value| self.mark_member(name, value)).collect(),
             Value::Object(members) => {
-                let marked =
-                    members.iter().map(|(name, value)| (self.mark_name(name), self.mark_member(name, value)));
+                let marked = members.iter().map(|(name, value)| (self.mark_name(name), self.mark_member(name, value)));
                 Value::Object(marked.collect())
             }
             other => other.clone(),

@@ -474,9 +474,9 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
 fn check_format(text: &str) -> Result<(), Error> {
     let mut specifications = text.split('{').map(|part| part.split_once(':').map_or("", |(_, rest)| rest));
     let number = |run: &str| run.len() > 4;
-    let wide = specifications.clone().any(|part| {
-        part.split('}').next().is_some_and(|part| part.split(|c: char| !c.is_ascii_digit()).any(number))
-    });
+    let wide = specifications
+        .clone()
+        .any(|part| part.split('}').next().is_some_and(|part| part.split(|c: char| !c.is_ascii_digit()).any(number)));
     let computed = specifications.any(|part| !part.contains('}')) && text.contains("}}");
     match wide || computed {
         true => Err(Error::new(ErrorKind::InvalidOperation, "a width in a format has at most four digits")),

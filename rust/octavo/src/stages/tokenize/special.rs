@@ -57,7 +57,8 @@ impl SpecialTokens {
         let (mut last, mut longest_control, mut inside) = ([false; 256], 0, String::new());
         for token in tokens.iter().filter(|token| token.control) {
             let mut letters = token.text.chars();
-            (letters.next(), letters.next_back());
+            letters.next();
+            letters.next_back();
             inside.extend([letters.as_str(), "\n"]);
             last[token.text.as_bytes()[token.text.len() - 1] as usize] = true;
             longest_control = longest_control.max(token.text.len());
