@@ -321,8 +321,8 @@ class LLM:
         """How likely each continuation is after the prompt, and whether greedy decoding would write it.
 
         The prompt is computed once, and the continuations after it together. Text after text is split into tokens as
-        one, as evaluation harnesses do it: spaces that end the prompt belong to the continuation, whose tokens are those
-        of the whole beyond as many as the prompt alone has.
+        one, as evaluation harnesses do it: spaces that end the prompt belong to the continuation, whose tokens are
+        those of the whole beyond as many as the prompt alone has.
 
         Args:
             prompt: Text, messages (the continuations are what the assistant says), or token ids.

@@ -1,7 +1,8 @@
 """What the public API says, in the form that the oracle's ``check.py`` compares; and the oracle.
 
-Expected values that public tools computed lie in ``../shared/oracle`` (or ``$OCTAVO_TEST_ORACLE``), with a ``check.py`` that compares. Where they do not,
-the project's own copies of what matters most (``tests/fixtures``) and the comparisons below take their place.
+Expected values that public tools computed lie in ``../shared/oracle`` (or ``$OCTAVO_TEST_ORACLE``), with a ``check.py``
+that compares. Where they do not, the project's own copies of what matters most (``tests/fixtures``) and the comparisons
+below take their place.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ USER = [{"role": "user", "content": "Hello"}]
 # Shows everything that it is given.
 SHOWS = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    "{% for t in tools or [] %}tool {{ t.name }}\n{% endfor %}{% for d in documents or [] %}doc {{ d.title }}\n{% endfor %}"
+    "{% for t in tools or [] %}tool {{ t.name }}\n{% endfor %}"
+    "{% for d in documents or [] %}doc {{ d.title }}\n{% endfor %}"
     "{% if mood is defined %}mood {{ mood }}\n{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 

@@ -224,9 +224,11 @@ def test_prompt_logprobs_however_the_prompt_is_read(tiny_path: str) -> None:
         assert longer is not None
         assert [bits([each]) for each in longer[1 : len(ids)] if each is not None] == wanted[3][0]
     for rows in (16, 33):
-        with octavo.LLM(tiny_path, kv_cache_bytes="8MiB", max_num_batched_tokens=rows, max_num_seqs=4) as chunked:
-            with chunked.stream([9] * 50, GREEDY, max_tokens=100):
-                assert {k: scored(chunked, k) for k in (0, 3)} == wanted
+        with (
+            octavo.LLM(tiny_path, kv_cache_bytes="8MiB", max_num_batched_tokens=rows, max_num_seqs=4) as chunked,
+            chunked.stream([9] * 50, GREEDY, max_tokens=100),
+        ):
+            assert {k: scored(chunked, k) for k in (0, 3)} == wanted
 
 
 def test_special_tokens_in_the_text(llm: octavo.LLM) -> None:

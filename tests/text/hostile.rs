@@ -163,14 +163,14 @@ fn hostile() -> Vec<String> {
         ("", "|e"),
         ("", ".a"),
     ] {
-        for count in [2_000, 100_000] {
+        for count in [1_200, 100_000] {
             let expression = open.repeat(count) + "x" + &close.repeat(count);
             sources.push(format!("{{{{ {expression} }}}}{{{{ 1 / 0 }}}}"));
         }
     }
     sources.push("{% if true %}".repeat(5000) + &"{% endif %}".repeat(5000));
     sources.push("{% if x %}".to_owned() + &"{% elif x %}".repeat(50_000) + "{% endif %}{{ 1 / 0 }}");
-    sources.push("{% if x %}".to_owned() + &"{% elif x %}".repeat(900) + "{% endif %}{{ 1 / 0 }}");
+    sources.push("{% if x %}".to_owned() + &"{% elif x %}".repeat(490) + "{% endif %}{{ 1 / 0 }}");
     sources.push("x".repeat(2 << 20));
     sources
 }

@@ -75,9 +75,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         bos: words.bos,
         eos: words.eos,
         file_bytes: files.tensors.file_bytes(),
-        kv_bytes_per_token: (LayerGroups::new(&spec, 0)
-            .cache_shape(&spec, 1, BLOCK, CacheDtype::default())
-            .block_bytes()
+        kv_bytes_per_token: (LayerGroups::new(spec, 0).cache_shape(spec, 1, BLOCK, CacheDtype::default()).block_bytes()
             / BLOCK) as u64,
     })
 }

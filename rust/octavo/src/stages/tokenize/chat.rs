@@ -30,9 +30,6 @@ const MAX_RECURSION: usize = 200;
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Longer than any template in use by far.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Enough for the deepest template within [`bounds`]; pages that are not touched cost nothing.
-const COMPILE_STACK_BYTES: usize = 64 << 20;
-
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -122,22 +119,6 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(ChatError::Limit(format!("{} bytes of source, at most {MAX_SOURCE_BYTES}", source.len())));
         }
-        // On a thread of its own: how deep compiling descends is up to the template.
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("octavo-template".to_owned()).stack_size(COMPILE_STACK_BYTES);
-            let compiled = thread.spawn_scoped(scope, || Self::compile_here(source, bos, eos));
-            let compiled = compiled.map_err(|error| ChatError::Compile(error.to_string()))?.join();
-            compiled.unwrap_or_else(|_| Err(ChatError::Compile("the template engine panicked".to_owned())))
-        })
-    }
-
-    /// Compiles a template of the model whose tokenizer this is.
-    pub fn of(tokenizer: &Tokenizer, source: &str) -> Result<Self, ChatError> {
-        let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
-        Self::compile(source, name(tokenizer.bos()), name(tokenizer.eos()))
-    }
-
-    fn compile_here(source: &str, bos: &str, eos: &str) -> Result<Self, ChatError> {
         let failed = |error: Error| ChatError::Compile(describe(&error));
         let mut environment = Environment::new();
         let jinja = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
@@ -155,6 +136,12 @@ impl ChatTemplate {
         environment.add_template_owned("chat", bounded.source).map_err(failed)?;
         let walks_contents = bounded.walks_contents;
         Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned(), walks_contents })
+    }
+
+    /// Compiles a template of the model whose tokenizer this is.
+    pub fn of(tokenizer: &Tokenizer, source: &str) -> Result<Self, ChatError> {
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        Self::compile(source, name(tokenizer.bos()), name(tokenizer.eos()))
     }
 
     /// The template's source.

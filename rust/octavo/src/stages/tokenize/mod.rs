@@ -22,6 +22,7 @@ mod bounds; // what templates build is paid for
 mod civil; // the date, as templates may ask for it
 mod marker; // keeps what users wrote from turning into special tokens
 mod python; // what templates expect of Python
+mod strings; // its methods of strings
 
 pub use chat::{ChatError, ChatTemplate, RenderInput, Rendered};
 pub use civil::LocalTime;

@@ -1,11 +1,12 @@
 //! What chat templates expect of Python and Jinja beyond what the engine has: how values are printed, `json.dumps`, and a
 //! few methods and filters.
 
-use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
-use super::bounds::BOUNDED;
+use super::bounds::{BOUNDED, bounded};
 use super::marker::is_placeholder;
+use super::strings::{self, is_space};
 
 /// Deeper values are refused: printing them recurses.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -115,7 +116,7 @@ fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> R
 }
 
 /// A dictionary, not an object of the engine (a namespace, a macro) that merely looks like one.
-fn plain_map(value: &Value) -> bool {
+pub(super) fn plain_map(value: &Value) -> bool {
     value.try_iter().is_ok()
 }
 
@@ -309,83 +310,17 @@ fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
     check_depth(depth)
 }
 
-fn check_depth(depth: usize) -> Result<(), Error> {
+pub(super) fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested more than {MAX_DEPTH} deep")));
     }
     Ok(())
 }
 
-/// A value whose every node has been paid for, with lists in place of what is computed only when it is walked: that would
-/// be computed again each time, and each of its own parts within.
-fn bounded(state: &State, value: Value) -> Result<Value, Error> {
-    let settled = Walk { state, nodes: 0 }.settle(&value, 0)?;
-    Ok(settled.unwrap_or(value))
-}
-
-/// A walk through a value.
-struct Walk<'a> {
-    state: &'a State<'a, 'a>,
-    nodes: u64,
-}
-
-impl Walk<'_> {
-    /// How many nodes one unit of fuel pays for.
-    const NODES_PER_FUEL: u64 = 4;
-
-    fn pay(&mut self, nodes: u64) -> Result<(), Error> {
-        let before = self.nodes / Self::NODES_PER_FUEL;
-        self.nodes += nodes;
-        self.state.consume_fuel(self.nodes / Self::NODES_PER_FUEL - before)
-    }
-
-    /// What to put in the place of `value`, if anything.
-    fn settle(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
-        self.pay(1)?;
-        let kind = value.kind();
-        if !matches!(kind, ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
-            return Ok(None);
-        }
-        check_depth(depth)?;
-        match kind {
-            ValueKind::Map if plain_map(value) => self.settle_map(value, depth),
-            ValueKind::Map => Ok(None),
-            _ => self.settle_items(value, depth),
-        }
-    }
-
-    fn settle_items(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
-        let mut settled = (value.kind() == ValueKind::Iterable).then(Vec::new);
-        for (n, item) in value.try_iter()?.enumerate() {
-            let new = self.settle(&item, depth + 1)?;
-            if new.is_some() && settled.is_none() {
-                settled = Some(value.try_iter()?.take(n).collect());
-            }
-            if let Some(settled) = &mut settled {
-                self.pay(2)?;
-                settled.push(new.unwrap_or(item));
-            }
-        }
-        Ok(settled.map(|items| if value.is_tuple() { Value::from_object(Tuple::new(items)) } else { items.into() }))
-    }
-
-    fn settle_map(&mut self, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
-        let (mut pairs, mut changed) = (Vec::new(), false);
-        for key in value.try_iter()? {
-            self.settle(&key, depth + 1)?;
-            let member = value.get_item(&key)?;
-            let new = self.settle(&member, depth + 1)?;
-            changed |= new.is_some();
-            pairs.push((key, new.unwrap_or(member)));
-        }
-        Ok(changed.then(|| pairs.into_iter().collect()))
-    }
-}
-
 /// Methods of strings, lists and dictionaries.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str()
-        && let Some(result) = string_method(state, text, name, args)?
+        && let Some(result) = strings::method(state, text, name, args)?
     {
         return Ok(result);
     }
@@ -397,155 +332,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// The methods that `pycompat` lacks or has in another way.
-fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    let tuple = |before: &str, separator: &str, after: &str| {
-        Value::from_object(Tuple::new([before, separator, after].into_iter().map(Value::from).collect()))
-    };
-    Ok(Some(match name {
-        "strip" | "lstrip" | "rstrip" => {
-            let (chars,): (Option<String>,) = from_args(args)?;
-            let inside = |letter: char| chars.as_deref().map_or(is_space(letter), |chars| chars.contains(letter));
-            let text = if name == "rstrip" { text } else { text.trim_start_matches(inside) };
-            Value::from(if name == "lstrip" { text } else { text.trim_end_matches(inside) })
-        }
-        "partition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            match text.split_once(separator) {
-                Some((before, after)) => tuple(before, separator, after),
-                None => tuple(text, "", ""),
-            }
-        }
-        "rpartition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            match text.rsplit_once(separator) {
-                Some((before, after)) => tuple(before, separator, after),
-                None => tuple("", "", text),
-            }
-        }
-        "split" => return split(text, args, Python::Split).map(Some),
-        "rsplit" => return split(text, args, Python::Rsplit).map(Some),
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_prefix(prefix).unwrap_or(text))
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_suffix(suffix).unwrap_or(text))
-        }
-        "index" => {
-            let (wanted,): (&str,) = from_args(args)?;
-            let at = text.find(wanted).ok_or_else(|| not_found(&Value::from(wanted)))?;
-            Value::from(text[..at].chars().count())
-        }
-        "find" | "rfind" => {
-            let (wanted,): (&str,) = from_args(args)?;
-            let at = if name == "find" { text.find(wanted) } else { text.rfind(wanted) };
-            Value::from(at.map_or(-1, |at| text[..at].chars().count() as i64))
-        }
-        "center" => {
-            let (width,): (usize,) = from_args(args)?;
-            return center(state, text, Some(width)).map(|text| Some(Value::from(text)));
-        }
-        "ljust" | "rjust" | "zfill" => {
-            let (width, fill): (usize, Option<&str>) = from_args(args)?;
-            let fill = fill.unwrap_or(if name == "zfill" { "0" } else { " " });
-            let missing = padding(state, text, width)?;
-            let padding = fill.repeat(missing);
-            Value::from(if name == "ljust" { format!("{text}{padding}") } else { format!("{padding}{text}") })
-        }
-        "swapcase" => {
-            let swap = |letter: char| match letter.is_uppercase() {
-                true => letter.to_lowercase().collect::<String>(),
-                false => letter.to_uppercase().collect(),
-            };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
-        "format" => {
-            check_format(text)?;
-            return Ok(None);
-        }
-        "casefold" => Value::from(text.to_lowercase()),
-        _ => return Ok(None),
-    }))
-}
-
-/// Refuses widths that would make the engine write megabytes of padding, or that are computed.
-fn check_format(text: &str) -> Result<(), Error> {
-    let mut specifications = text.split('{').map(|part| part.split_once(':').map_or("", |(_, rest)| rest));
-    let number = |run: &str| run.len() > 4;
-    let wide = specifications
-        .clone()
-        .any(|part| part.split('}').next().is_some_and(|part| part.split(|c: char| !c.is_ascii_digit()).any(number)));
-    let computed = specifications.any(|part| !part.contains('}')) && text.contains("}}");
-    match wide || computed {
-        true => Err(Error::new(ErrorKind::InvalidOperation, "a width in a format has at most four digits")),
-        false => Ok(()),
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Python {
-    Split,
-    Rsplit,
-}
-
-fn split(text: &str, args: &[Value], from: Python) -> Result<Value, Error> {
-    let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-    let most = most.or(options.get::<Option<i64>>("maxsplit")?).unwrap_or(-1);
-    let separator = separator.or(options.get::<Option<Value>>("sep")?).filter(|value| !value.is_none());
-    options.assert_all_used()?;
-    let most = usize::try_from(most).unwrap_or(usize::MAX - 1);
-    let parts: Vec<&str> = match separator {
-        Some(separator) => {
-            let separator = separator.as_str().filter(|separator| !separator.is_empty());
-            let separator = separator.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "empty separator"))?;
-            match from {
-                Python::Split => text.splitn(most + 1, separator).collect(),
-                Python::Rsplit => {
-                    let mut parts: Vec<_> = text.rsplitn(most + 1, separator).collect();
-                    parts.reverse();
-                    parts
-                }
-            }
-        }
-        None => split_at_spaces(text, most, from),
-    };
-    Ok(parts.into_iter().map(Value::from).collect())
-}
-
-fn split_at_spaces(text: &str, most: usize, from: Python) -> Vec<&str> {
-    let (mut rest, mut parts) = (text.trim_matches(is_space), Vec::new());
-    while !rest.is_empty() {
-        let cut = if from == Python::Split { rest.find(is_space) } else { rest.rfind(is_space) };
-        let Some(cut) = cut.filter(|_| parts.len() < most) else {
-            parts.push(rest);
-            break;
-        };
-        let after = cut + rest[cut..].chars().next().map_or(0, char::len_utf8);
-        match from {
-            Python::Split => {
-                parts.push(&rest[..cut]);
-                rest = rest[after..].trim_start_matches(is_space);
-            }
-            Python::Rsplit => {
-                parts.push(&rest[after..]);
-                rest = rest[..cut].trim_end_matches(is_space);
-            }
-        }
-    }
-    if from == Python::Rsplit {
-        parts.reverse();
-    }
-    parts
-}
-
-/// White space as Python's strings know it: Unicode's, and the four information separators.
-fn is_space(letter: char) -> bool {
-    letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
-}
-
-fn not_found(wanted: &Value) -> Error {
+pub(super) fn not_found(wanted: &Value) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the value"))
 }
 
@@ -576,14 +363,14 @@ fn join(
     Ok(items.join(&separator))
 }
 
-fn center(state: &State, text: &str, width: Option<usize>) -> Result<String, Error> {
+pub(super) fn center(state: &State, text: &str, width: Option<usize>) -> Result<String, Error> {
     let missing = padding(state, text, width.unwrap_or(80))?;
     let left = missing / 2;
     Ok(format!("{}{text}{}", " ".repeat(left), " ".repeat(missing - left)))
 }
 
 /// How many letters `text` lacks, paid for in advance.
-fn padding(state: &State, text: &str, width: usize) -> Result<usize, Error> {
+pub(super) fn padding(state: &State, text: &str, width: usize) -> Result<usize, Error> {
     let missing = width.saturating_sub(text.chars().count());
     state.consume_fuel(missing as u64 / 16)?;
     Ok(missing)
