@@ -49,7 +49,9 @@ class LLM:
         max_num_seqs: Most sequences in one step.
         max_num_batched_tokens: Most token rows in one step.
         max_queue: Most requests that may wait; one more raises :class:`octavo.QueueFullError`.
-        itl_target_ms: Reserved; must be ``None``.
+        itl_target_ms: Milliseconds between two tokens of a running request that others' prompts may stretch a step to:
+            prompts are read in chunks that fit. Where a step takes longer anyway, prompts may double it. ``None``:
+            prompts take all of a step.
         enable_prefix_caching: Share the blocks of equal prompt beginnings.
         threads: Worker threads; ``None``: the cores this process may use.
         seed: Seed of requests that bring none.
@@ -75,14 +77,12 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         max_queue: int = 1024,
-        itl_target_ms: float | None = None,
+        itl_target_ms: float | None = 30.0,
         enable_prefix_caching: bool = True,
         threads: int | None = None,
         seed: int = 0,
         progress: Progress = None,
     ) -> None:
-        if itl_target_ms is not None:
-            raise ModelLoadError("itl_target_ms is reserved and must be None")
         # Before anything is fetched for them.
         config = EngineConfig(
             device=device,
@@ -94,6 +94,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_queue=max_queue,
+            itl_target_ms=itl_target_ms,
             enable_prefix_caching=enable_prefix_caching,
             threads=threads,
             seed=seed,

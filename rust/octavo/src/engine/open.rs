@@ -163,6 +163,7 @@ impl Loader {
             max_model_len: plan.max_model_len,
             layout: plan.layout(),
             blocks: plan.cache.blocks,
+            itl_target_ns: self.config.itl_target_ms.map(|ms| (ms * 1e6) as u64),
             enable_prefix_caching: self.config.enable_prefix_caching,
         };
         let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
