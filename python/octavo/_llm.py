@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from octavo import _models
 from octavo._batch import run_batch, window
-from octavo._errors import InvalidRequestError, ModelLoadError
+from octavo._errors import InvalidRequestError
 from octavo._octavo import Engine, Result, Ticket
 from octavo._params import CallOptions, EngineConfig, SamplingParams
 from octavo._progress import Progress, bar_on_terminal
