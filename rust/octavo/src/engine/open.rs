@@ -264,12 +264,10 @@ fn notices(dtype: WeightDtype, matrices: &MatrixBytes) -> Vec<String> {
 /// The model's tokenizer and its chat template, if it has one.
 fn text_of(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
     let tokenizer = files.tokenizer()?;
-    let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
     let template = match files.chat_template()? {
         None => None,
         Some(source) => {
-            let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
-            let template = ChatTemplate::compile(&source, bos, eos);
+            let template = ChatTemplate::of(&tokenizer, &source);
             Some(template.map_err(|error| files.malformed(error.to_string()))?)
         }
     };
