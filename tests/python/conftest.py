@@ -18,11 +18,15 @@ import octavo
 
 ROOT = Path(__file__).parents[2]
 ORACLE = ROOT / "tests" / "fixtures" / "oracle"
-# The whole collection, where it lies beside the project; ORACLE is a part of it.
-COLLECTION = ROOT.parent / "shared" / "oracle"
 SMOLLM2 = "smollm2"
 # Enough for every test together; a stated budget, so that the bound on resident memory can be checked.
 KV_BYTES = 384 << 20
+
+
+def pytest_report_header() -> str:
+    import oracle
+
+    return oracle.USED
 
 
 @pytest.fixture(scope="session")
@@ -84,15 +88,6 @@ def bits(logprobs: list[octavo.TokenLogprobs] | None) -> Any:
 
 
 # ---- the oracle --------------------------------------------------------------------------------------------------
-
-
-def oracle_root(model: str) -> Path | None:
-    """The folder that has this model of the oracle, and says so; ``None``: neither has it."""
-    for root in (ORACLE, COLLECTION):
-        if (root / model).exists():
-            print(f"{model}: from {root}")
-            return root
-    return None
 
 
 def real_prompts() -> dict[str, Any]:
