@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn steps_come_to_the_target_whatever_they_cost() {
-        for (base, per_row, target) in [(1e6, 1e5, 30e6), (25e6, 1e5, 30e6), (5e6, 3e6, 200e6)] {
+        for (base, per_row, target) in [(1e6, 1e5, 30e6f64), (25e6, 1e5, 30e6), (5e6, 3e6, 200e6)] {
             let mut pace = Pace::new(Some(target as u64));
             let step = |rows: usize| base + per_row * rows as f64;
             for _ in 0..20 {
