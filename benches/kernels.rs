@@ -10,6 +10,8 @@ use harness::{Random, Tolerance, upload, weight_bytes};
 use octavo_kernels::cpu::CpuBackend;
 use octavo_kernels::cpu::limits::last_cache_bytes;
 use octavo_kernels::reference::Activations;
+use octavo_kernels::reference::experts::route;
+use octavo_kernels::routing::Choice;
 use octavo_kernels::{
     Activation, Backend, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, RopeSpec, RopeStyle, Segment,
     StepInput, Weight,
@@ -98,6 +100,69 @@ impl Operation for Linear {
             backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes, run_as: dtype }]).expect("memory");
         let out = backend.buffer(rows, outputs).expect("memory");
         let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.linear(out, &x, &matrix, None, rows));
+        Ready { out, rows, width: outputs, run }
+    }
+}
+
+/// Rows that go to different experts each, at random, and back.
+#[derive(Clone)]
+struct Experts {
+    dtype: DType,
+    experts: usize,
+    per_row: usize,
+    outputs: usize,
+    inputs: usize,
+    rows: usize,
+}
+
+impl Experts {
+    fn logits(&self) -> Vec<f32> {
+        Random::new(2).normals(self.rows * self.experts)
+    }
+    /// Experts that anyone chose.
+    fn busy(&self) -> usize {
+        let mut chosen = vec![false; self.experts];
+        for logits in self.logits().chunks(self.experts) {
+            let mut choices = vec![Choice::default(); self.per_row];
+            route(&mut choices, logits, true);
+            choices.iter().for_each(|choice| chosen[choice.expert as usize] = true);
+        }
+        chosen.into_iter().filter(|&chosen| chosen).count()
+    }
+}
+
+impl Operation for Experts {
+    fn title(&self) -> (String, String) {
+        let Self { dtype, experts, per_row, outputs, inputs, rows } = self;
+        (format!("experts {}", dtype.name()), format!("{per_row} of {experts} × {outputs} × {inputs}, {rows} row(s)"))
+    }
+    fn work(&self) -> Work {
+        let bytes = self.busy() * self.outputs * self.dtype.row_bytes(self.inputs).expect("whole blocks");
+        let work = if bytes > last_cache_bytes() { Work::memory(bytes) } else { Work::cache(bytes) };
+        let operations = 2 * self.rows * self.per_row * self.outputs * self.inputs;
+        if self.dtype.is_dense() { work.f32(operations) } else { work.int8(operations) }
+    }
+    fn small(&self) -> Self {
+        Self { experts: 9, per_row: 2, outputs: 50, inputs: 512, rows: self.rows.min(9), ..self.clone() }
+    }
+    fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
+        let Self { dtype, experts, per_row, outputs, inputs, rows } = *self;
+        let random = &mut Random::new(1);
+        let x = upload(backend, &random.normals(rows * inputs), inputs);
+        let logits = upload(backend, &self.logits(), experts);
+        let bytes = weight_bytes(random, dtype, outputs, inputs);
+        let expert = Weight { dtype, rows: outputs, cols: inputs, bytes: &bytes, run_as: dtype };
+        let matrix = backend.matrix(&vec![expert; experts]).expect("memory");
+        let mut routing = backend.routing(experts, per_row, rows).expect("memory");
+        let mut sent = backend.buffer(rows * per_row, inputs).expect("memory");
+        let mut made = backend.buffer(rows * per_row, outputs).expect("memory");
+        let out = backend.buffer(rows, outputs).expect("memory");
+        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| {
+            backend.route(&mut routing, &logits, true, rows);
+            backend.dispatch(&mut sent, &x, &routing);
+            backend.expert_linear(&mut made, &sent, &matrix, &routing);
+            backend.combine(out, &made, &routing);
+        });
         Ready { out, rows, width: outputs, run }
     }
 }
@@ -258,6 +323,10 @@ fn main() {
         for rows in [8, 64, 256] {
             line(&bench, cpu, &Linear { dtype, outputs: 4096, inputs, rows });
         }
+    }
+    for rows in [1, 8, 256] {
+        let (experts, per_row, outputs) = (bench.size(128, 9), 8, 1536);
+        line(&bench, cpu, &Experts { dtype: DType::Q4_K, experts, per_row, outputs, inputs, rows });
     }
     let heads = Heads { query: 32, kv: 8, head_dim: 128 };
     for dtype in [CacheDtype::F16, CacheDtype::Bf16, CacheDtype::F32] {

@@ -380,6 +380,9 @@ class Inspection:
     @property
     def head_dim(self) -> int: ...
     @property
+    def experts(self) -> tuple[int, int] | None:
+        """Experts of a sparse layer, and how many of them a token goes to."""
+    @property
     def vocab(self) -> int: ...
     @property
     def max_positions(self) -> int: ...

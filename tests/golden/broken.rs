@@ -27,7 +27,7 @@ fn header_of_safetensors(bytes: &[u8]) -> usize {
 
 /// A folder with a config and one file of weights, and that file.
 fn folder(scratch: &Scratch) -> std::path::PathBuf {
-    let source = oracle::path("tiny/qwen3/bf16");
+    let source = oracle::path("tiny/qwen3/f32");
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         fs::write(scratch.0.join(name), fs::read(source.join(name)).unwrap()).unwrap();
     }

@@ -51,11 +51,11 @@ fn outputs(executor: &mut impl Executor, batch: &Batch) -> Vec<EntryOutput> {
 
 #[test]
 fn every_entry_gets_what_it_asked_for_and_nothing_else() {
-    let expected = oracle::expected(&oracle::path("tiny/qwen3/expected.json"), "f32");
-    let prompt = expected.prompts.iter().find(|prompt| prompt.prompt_logprobs.is_some()).unwrap();
+    let model = oracle::fixture("tiny/qwen3/f32");
+    let prompt = model.expected.prompts.iter().find(|prompt| prompt.prompt_logprobs.is_some()).unwrap();
     let (ids, n) = (prompt.ids.as_slice(), prompt.ids.len());
     assert!(n > octavo::model::decoder::LOGIT_ROWS, "more rows than are computed at once");
-    let mut executor = LocalExecutor::new(runner::decoder(&oracle::path("tiny/qwen3/f32"), reference()));
+    let mut executor = LocalExecutor::new(runner::decoder(&model.path, reference()));
     let vocab = executor.decoder().spec().vocab_size;
     let nothing = entry(false, None, &[], LogitRows::None);
     let all = entry(false, Some(3), &ids[1..], LogitRows::All);
@@ -91,8 +91,9 @@ fn numbers_that_are_none_fail_one_entry() {
         let table = files.tensors.matrix(&path, "model.embed_tokens.weight", [576, 64]).unwrap();
         let file = fs::read(&path).unwrap();
         // Rows are random, so the table's first row is where its bytes are found.
-        let start = file.windows(256).position(|window| window == &table.bytes[..256]).unwrap();
-        start + poisoned as usize * 256..start + (poisoned as usize + 1) * 256
+        let row_bytes = table.bytes.len() / table.rows;
+        let start = file.windows(row_bytes).position(|window| window == &table.bytes[..row_bytes]).unwrap();
+        start + poisoned as usize * row_bytes..start + (poisoned as usize + 1) * row_bytes
     };
     bytes[row].fill(0xff);
     fs::write(&path, bytes).unwrap();

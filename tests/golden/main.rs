@@ -6,6 +6,9 @@
 mod oracle; // the expected values
 mod runner; // a minimal scheduler: paged blocks in shuffled order, prompts in chunks, everything in one batch
 mod tiny; // tiny random models of every family, folders and GGUF files
+mod convert; // the same models as other files
+mod random; // random decoders, backend against backend
+mod ropes; // rotary embeddings from configurations
 mod types; // every type of weight, and every type that weights are run as
 mod executor; // what a batch gives back
 mod files; // what is read besides weights, and errors that say what is wrong

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use octavo::load::ModelFiles;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -11,16 +12,55 @@ pub fn path(name: &str) -> PathBuf {
 }
 
 pub fn find(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    ["tests/fixtures/oracle", "../shared/oracle"]
-        .into_iter()
-        .map(|folder| root.join(folder).join(name))
-        .find(|p| p.exists())
+    root_of(name).map(|root| root.join(name))
+}
+
+fn root_of(name: &str) -> Option<PathBuf> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let roots = ["tests/fixtures/oracle", "../shared/oracle"].map(|folder| workspace.join(folder));
+    roots.into_iter().find(|root| root.join(name).exists())
+}
+
+/// A tiny model and what it should give.
+pub struct Model {
+    pub name: String,
+    pub path: PathBuf,
+    pub expected: Expected,
+}
+
+/// The folder `tiny/NAME/DTYPE`, or the file of `gguf/NAME`. The fixtures have some of them and the collection has all: says
+/// which was used, or that it is skipped.
+pub fn model(name: &str) -> Option<Model> {
+    let parts: Vec<&str> = name.split('/').collect();
+    let (path, json, dtype) = match parts[..] {
+        ["tiny", model, dtype] => (name.to_owned(), format!("tiny/{model}/expected.json"), dtype),
+        ["gguf", model] => (format!("gguf/{model}.gguf"), format!("gguf/{model}.json"), "f32"),
+        _ => panic!("no model {name}"),
+    };
+    let Some(root) = root_of(&path) else {
+        println!("skipped: {name} is in ../shared/oracle, which is not here");
+        return None;
+    };
+    println!("{name}: from {}", root.display());
+    Some(Model { name: name.to_owned(), path: root.join(path), expected: expected(&root.join(json), dtype) })
+}
+
+impl Model {
+    pub fn files(&self) -> ModelFiles {
+        ModelFiles::open(&self.path).unwrap()
+    }
+}
+
+/// A model that the fixtures have.
+pub fn fixture(name: &str) -> Model {
+    model(name).unwrap_or_else(|| panic!("no fixture {name}"))
 }
 
 /// What one model should give.
 pub struct Expected {
     pub prompts: Vec<Prompt>,
+    /// By how much logits may differ where activations are floats: a tenth of this is the reference's own noise.
+    pub tolerance: f32,
     /// By how much llama.cpp, which quantises activations to 8 bits, misses the logits of any prompt; GGUF files only.
     pub llama_cpp: Option<f32>,
 }
@@ -63,6 +103,7 @@ pub fn expected(json: &Path, dtype: &str) -> Expected {
     let worst = |all: &serde_json::Map<String, Value>| all.values().map(number).fold(0.0, f32::max);
     Expected {
         prompts: list(&all[dtype]["prompts"]).iter().map(prompt).collect(),
+        tolerance: all[dtype]["suggested_atol"].as_f64().unwrap_or(1e-4).max(1e-4) as f32,
         llama_cpp: all["llama_cpp"]["last_logits_max_abs"].as_object().map(worst),
     }
 }

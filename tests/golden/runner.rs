@@ -7,7 +7,7 @@ use std::sync::Arc;
 use octavo::execute::local::LocalExecutor;
 use octavo::execute::{Batch, Draw, Entry, Executor, LogitRows};
 use octavo::load::ModelFiles;
-use octavo::model::{Decoder, LayerGroups, Model, Weights};
+use octavo::model::{Decoder, DecoderSpec, LayerGroups, Model, Weights};
 use octavo::request::{RequestId, SamplingParams};
 use octavo_kernels::{Backend, CacheDtype, Segment, StepLimits};
 
@@ -17,16 +17,23 @@ const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
 pub fn decoder<B: Backend>(path: &Path, backend: B) -> Decoder<B> {
-    decoder_of(ModelFiles::open(path).unwrap(), backend)
+    decoder_of(ModelFiles::open(path).unwrap(), backend, None)
 }
 
-/// The same, of files that have been told what to run their weights as.
-pub fn decoder_of<B: Backend>(files: ModelFiles, mut backend: B) -> Decoder<B> {
+/// The same, of files that have been told what to run their weights as, and for sequences of at most so many positions where
+/// that is said.
+pub fn decoder_of<B: Backend>(files: ModelFiles, mut backend: B, positions: Option<usize>) -> Decoder<B> {
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
-    let groups = LayerGroups::new(&model.spec, 0);
-    let cache = groups.cache_shape(&model.spec, BLOCKS, BLOCK_SIZE, CacheDtype::F32);
-    Decoder::new(backend, model.spec, weights, &groups, cache, LIMITS.rows).unwrap()
+    let positions = positions.unwrap_or(model.spec.max_positions);
+    assemble(backend, model.spec.up_to(positions), weights)
+}
+
+/// A decoder with a cache of [`BLOCKS`], all of whose layers keep everything.
+pub fn assemble<B: Backend>(backend: B, spec: DecoderSpec, weights: Weights<B::Matrix, B::Vector>) -> Decoder<B> {
+    let groups = LayerGroups::new(&spec, 0);
+    let cache = groups.cache_shape(&spec, BLOCKS, BLOCK_SIZE, CacheDtype::F32);
+    Decoder::new(backend, spec, weights, &groups, cache, LIMITS.rows).unwrap()
 }
 
 /// What a sequence gave.

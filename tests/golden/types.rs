@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use octavo::execute::local::LocalExecutor;
 use octavo::load::{ModelFiles, WeightDtype};
+use octavo::model::weights::Mlp;
 use octavo::model::{Model, Weights, weights};
 use octavo_kernels::convert::convert_row;
 use octavo_kernels::cpu::backend::Vector;
@@ -31,7 +32,7 @@ fn reference() -> ReferenceBackend {
 
 fn run<B: Backend>(path: &Path, dtype: WeightDtype, backend: B, prompts: &[&[u32]]) -> Vec<Outcome> {
     let files = ModelFiles::open(path).unwrap().run_as(dtype);
-    runner::run(&mut LocalExecutor::new(runner::decoder_of(files, backend)), prompts, 8, 61)
+    runner::run(&mut LocalExecutor::new(runner::decoder_of(files, backend, None)), prompts, 8, 61)
 }
 
 // ---- every type of a GGUF file ------------------------------------------------------------------------------------
@@ -170,9 +171,8 @@ fn every_type_runs_on_the_cpu() {
 #[test]
 fn f32_of_bf16_is_exact() {
     for name in ["llama-untied-sharded", "gemma3"] {
-        let expected = oracle::expected(&oracle::path(&format!("tiny/{name}/expected.json")), "bf16");
+        let oracle::Model { path, expected, .. } = oracle::fixture(&format!("tiny/{name}/bf16"));
         let prompts: Vec<&[u32]> = expected.prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
-        let path = oracle::path(&format!("tiny/{name}/bf16"));
         for got in [
             run(&path, WeightDtype::F32, cpu(), &prompts),
             run(&path, WeightDtype::F32, reference(), &prompts),
@@ -190,13 +190,12 @@ fn f32_of_bf16_is_exact() {
 #[test]
 fn bf16_of_f32_is_what_others_round_to() {
     for name in ["llama-tied-rope3", "gemma3"] {
-        let expected = oracle::expected(&oracle::path(&format!("tiny/{name}/expected.json")), "bf16");
-        let prompts: Vec<&[u32]> = expected.prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
+        let models = ["f32", "bf16"].map(|dtype| oracle::model(&format!("tiny/{name}/{dtype}")));
+        let [Some(full), Some(half)] = models else { continue };
+        let prompts: Vec<&[u32]> = half.expected.prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
         // Norms stay as they are stored, and in `bf16/` they are rounded too: so the matrices are compared, as they run.
-        let [rounded, stored] = [("f32", WeightDtype::Bf16), ("bf16", WeightDtype::Auto)].map(|(folder, dtype)| {
-            let path = oracle::path(&format!("tiny/{name}/{folder}"));
-            (matrices(&path, dtype), run(&path, dtype, cpu(), &prompts))
-        });
+        let [rounded, stored] = [(&full, WeightDtype::Bf16), (&half, WeightDtype::Auto)]
+            .map(|(model, dtype)| (matrices(&model.path, dtype), run(&model.path, dtype, cpu(), &prompts)));
         assert!(rounded.0 == stored.0, "{name}: matrices differ");
         let apart = |(got, wanted): (&Outcome, &Outcome)| max_abs(&got.logits, &wanted.logits);
         let difference = rounded.1.iter().zip(&stored.1).map(apart).fold(0.0, f32::max);
@@ -221,7 +220,8 @@ fn rows(matrix: &Matrix) -> Vec<f32> {
 /// Those of some matrices, the last with rows of 112 in the model called `qwen3`.
 fn matrices(path: &Path, dtype: WeightDtype) -> Vec<f32> {
     let weights = load(path, dtype);
-    let some = [&weights.embedding, &weights.layers[0].qkv.matrix, &weights.layers[1].down.matrix];
+    let Mlp::Dense { down, .. } = &weights.layers[1].mlp else { panic!("{} is dense", path.display()) };
+    let some = [&weights.embedding, &weights.layers[0].qkv.matrix, &down.matrix];
     some.into_iter().flat_map(rows).collect()
 }
 
@@ -232,7 +232,8 @@ fn q8_0_of_f32_is_the_q8_0_file() {
         let mut weights = load(&oracle::path(path), dtype);
         let mut all = rows(&weights.embedding);
         for layer in weights.layers.drain(..) {
-            all.extend([layer.qkv, layer.output, layer.gate_up].iter().flat_map(|linear| rows(&linear.matrix)));
+            let Mlp::Dense { gate_up, .. } = layer.mlp else { panic!("{path} is dense") };
+            all.extend([layer.qkv, layer.output, gate_up].iter().flat_map(|linear| rows(&linear.matrix)));
         }
         all
     };
@@ -271,7 +272,7 @@ fn q8_0_is_within_half_a_step() {
 fn packed_bytes_are_known_before() {
     let folder = Scratch::new("packed-bytes");
     let mut paths: Vec<PathBuf> = in_files().map(|dtype| twins(&folder, dtype)[0].clone()).collect();
-    paths.extend(["tiny/qwen3/f32", "tiny/gemma3/bf16", "gguf/qwen2-q5_1.gguf"].map(oracle::path));
+    paths.extend(["tiny/qwen3/f32", "tiny/gemma3/bf16", "tiny/mixtral/bf16", "gguf/qwen2-q5_1.gguf"].map(oracle::path));
     for path in paths {
         for (name, dtype) in WeightDtype::NAMES {
             let files = ModelFiles::open(&path).unwrap().run_as(dtype);

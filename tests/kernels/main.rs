@@ -4,6 +4,7 @@
 mod harness; // upload, compare, and the one `check_op`
 
 mod attention; // paged attention: ragged batches, and the same bits in any weather
+mod experts; // mixtures of experts
 mod operations; // everything else
 mod oracle; // a second opinion
 mod seam; // what is refused, and how

@@ -12,6 +12,7 @@ const WIDTHS: [usize; 8] = [1, 8, 15, 16, 17, 31, 576, 1000];
 enum Op {
     Embed { dtype: DType, scale: f32 },
     RmsNorm,
+    RmsNormColumns { first: usize, len: usize },
     ResidualNorm { post: bool, next: bool, scale: f32 },
     Linear { parts: Vec<(DType, usize)>, bias: bool },
     Gated(Activation),
@@ -50,6 +51,11 @@ impl Case for Shaped {
             Op::RmsNorm => {
                 let (x, weight) = (upload(b, &x, width), b.vector(&random.normals(width)).unwrap());
                 b.rms_norm(&mut out, &x, &weight, 1e-5, rows);
+            }
+            Op::RmsNormColumns { first, len } => {
+                out = upload(b, &x, width);
+                let weight = b.vector(&random.normals(len)).unwrap();
+                b.rms_norm_columns(&mut out, width, first, &weight, 1e-5, rows);
             }
             Op::ResidualNorm { post, next, scale } => {
                 let mut residual = upload(b, &x, width);
@@ -114,6 +120,13 @@ fn embed() {
 #[test]
 fn rms_norm() {
     sweep(&Op::RmsNorm, &WIDTHS, Tolerance::ROUNDING);
+}
+
+#[test]
+fn rms_norm_columns() {
+    for (first, len, width) in [(0, 1, 1), (0, 16, 48), (17, 31, 64), (576, 192, 960)] {
+        sweep(&Op::RmsNormColumns { first, len }, &[width], Tolerance::ROUNDING);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ import octavo
 from conftest import ORACLE, bits, fingerprint, settled
 
 # One group of layers; local and global layers in several groups; nothing but local layers.
-MODELS = ["gguf/llama-q8_0.gguf", "tiny/gemma3/f32", "tiny/mistral-swa/bf16"]
+MODELS = ["gguf/llama-q8_0.gguf", "tiny/gemma3/bf16", "tiny/mistral-swa/bf16"]
 PARAMS = octavo.SamplingParams(max_tokens=12, seed=7, ignore_eos=True, logprobs=2, repetition_penalty=1.1)
 #: Around a block's edge, for blocks of 16.
 OFFSETS = [0, 1, 15, 16, 17]

@@ -101,7 +101,7 @@ def test_choices_share_the_prompt(tiny_path: str, length: int, caching: bool) ->
         assert [c.token_ids for c in other.generate(prompt, params).choices] == [c.token_ids for c in result.choices]
 
 
-@pytest.mark.parametrize("model", ["gguf/gemma3-q8_0.gguf", "tiny/gemma3/f32"])
+@pytest.mark.parametrize("model", ["gguf/gemma3-q8_0.gguf", "tiny/gemma3/bf16"])
 def test_windows_give_their_blocks_back(model: str) -> None:
     """Five local layers see 20 positions and one sees all: a long sequence needs little more than the one's share."""
     path = str(Path(ORACLE) / model)

@@ -65,7 +65,7 @@ def test_a_type_that_nobody_reads_is_shown_and_refused(unusual: Path) -> None:
         octavo.LLM(unusual, kv_cache_bytes="4MiB")
 
 
-@pytest.mark.parametrize("model", ["tiny/qwen3/bf16", "gguf/llama-q4_0.gguf"])
+@pytest.mark.parametrize("model", ["tiny/qwen3/f32", "gguf/llama-q4_0.gguf"])
 def test_dtype(model: str) -> None:
     path = str(ORACLE / model)
     with octavo.LLM(path, device="reference", kv_cache_bytes="4MiB") as llm:

@@ -41,12 +41,14 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
     template = (
         "none" if found.chat_template is None else f"{len(found.chat_template)} characters (--template prints it)"
     )
+    experts = [] if found.experts is None else [("experts", "{}, {} for each token".format(*found.experts))]
     return [
         ("name", found.name or "not given"),
         ("architecture", found.architecture),
         ("layers", f"{found.layers}"),
         ("width", f"{found.hidden_size}"),
         ("heads", f"{found.heads}, {found.kv_heads} for keys and values, {found.head_dim} wide"),
+        *experts,
         ("vocabulary", f"{found.vocab}"),
         ("positions", f"{found.max_positions}"),
         ("file", format_bytes(found.file_bytes)),

@@ -218,6 +218,8 @@ pub trait Backend: Send + 'static {
     type Cache: Send;
     /// A registered rotary embedding.
     type Rope: Send;
+    /// Which experts a step's rows go to.
+    type Routing: Send;
 
     /// One line for people: instruction set or card, threads.
     fn describe(&self) -> String;
@@ -235,6 +237,8 @@ pub trait Backend: Send + 'static {
     fn cache(&mut self, shape: CacheShape) -> Result<Self::Cache>;
     /// Registers a rotary embedding; its angles for a step's rows are ready after [`Backend::begin`].
     fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
+    /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.
+    fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Self::Routing>;
 
     /// Begins a step: keeps a copy of `input` for the operations that follow. Panics if it exceeds the limits the
     /// backend was opened with.
@@ -245,6 +249,17 @@ pub trait Backend: Send + 'static {
 
     /// `out[r] = x[r] / rms(x[r]) · weight`, `rms(x) = √(mean(x²) + eps)`.
     fn rms_norm(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, weight: &Self::Vector, eps: f32, rows: usize);
+
+    /// A norm in place over neighbouring columns of `x`, `(rows, width)`: those from `first` on, as many as `weight` has.
+    fn rms_norm_columns(
+        &mut self,
+        x: &mut Self::Buffer,
+        width: usize,
+        first: usize,
+        weight: &Self::Vector,
+        eps: f32,
+        rows: usize,
+    );
 
     /// The residual step between two sub-layers, in one pass over the row:
     /// `residual += scale · (post ? rms_norm(delta, post) : delta)`, then `out = next ? rms_norm(residual, next) :
@@ -308,6 +323,28 @@ pub trait Backend: Send + 'static {
         width: usize,
         rows: usize,
     );
+
+    /// Sends every row to its experts: those with the largest of its `logits`, `(rows, experts)`, the smaller index first
+    /// among equals. A choice's weight is its softmax over all experts, divided by the sum over the row's choices where
+    /// `renormalise`. The choices of all rows, sorted by expert and then by row, are the slots that follow.
+    fn route(&mut self, routing: &mut Self::Routing, logits: &Self::Buffer, renormalise: bool, rows: usize);
+
+    /// `out[slot] = x[row of slot]`, rows as wide as `x` is.
+    fn dispatch(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, routing: &Self::Routing);
+
+    /// `out[slot] = matrix of the slot's expert · x[slot]`. `matrix` holds the experts' own one after another, each of as
+    /// many parts with as many outputs; `x` is `(slots, inputs)`, `out` is `(slots, outputs of one expert)`. Every expert's
+    /// weights are read once for all the rows that chose it, and those of the others not at all.
+    fn expert_linear(
+        &mut self,
+        out: &mut Self::Buffer,
+        x: &Self::Buffer,
+        matrix: &Self::Matrix,
+        routing: &Self::Routing,
+    );
+
+    /// `out[row] = Σ weight · x[slot]` over the row's choices, best first, rows as wide as `out` is.
+    fn combine(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, routing: &Self::Routing);
 
     /// `out[i] = x[rows[i]]`: the rows that need logits.
     fn gather(&mut self, out: &mut Self::Buffer, x: &Self::Buffer, rows: &[u32]);

@@ -4,10 +4,12 @@ use super::{
     array::Array,
     attention::{self, Scratch},
     cache::{Cache, Element, LayerWriter, Values},
-    embed, gated,
+    embed,
+    experts::Combine,
+    gated,
     isa::Isa,
     linear,
-    norm::{ResidualNorm, RmsNorm},
+    norm::{ResidualNorm, RmsNorm, RmsNormColumns},
     pack::Matrix,
     pool::{Pool, SharedSlice},
     quantise::Activations,
@@ -15,7 +17,7 @@ use super::{
 };
 use crate::{
     Activation, Backend, BackendError, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits,
-    Weight, step::Step,
+    Weight, reference::experts::route, routing::Routing, step::Step,
 };
 
 /// How the CPU backend is opened.
@@ -36,6 +38,8 @@ pub struct CpuBackend {
     limits: StepLimits,
     step: Step,
     activations: Activations,
+    /// Most rows of a product, and most inputs of one whose weights are blocks.
+    product: (usize, usize),
     attention: Option<(Scratch, usize)>, // and the head_dim it is for
     ropes: Vec<RopeTable>,
 }
@@ -72,7 +76,8 @@ impl CpuBackend {
             pool.pin_caller();
         }
         let (activations, step) = (Activations::default(), Step::new(limits));
-        Ok(Self { isa, pool, limits, step, activations, attention: None, ropes: Vec::new() })
+        let product = (limits.rows, 0);
+        Ok(Self { isa, pool, limits, step, activations, product, attention: None, ropes: Vec::new() })
     }
 }
 
@@ -98,6 +103,7 @@ impl Backend for CpuBackend {
     type Buffer = Buffer;
     type Cache = Cache;
     type Rope = Rope;
+    type Routing = Routing;
 
     fn describe(&self) -> String {
         let threads = self.pool.threads();
@@ -107,7 +113,8 @@ impl Backend for CpuBackend {
     fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
         let matrix = Matrix::pack(&mut self.pool, parts)?;
         if matrix.has_blocks() {
-            self.activations.reserve(self.limits.rows, matrix.inputs())?;
+            self.product.1 = self.product.1.max(matrix.inputs());
+            self.activations.reserve(self.product.0, self.product.1)?;
         }
         Ok(matrix)
     }
@@ -137,6 +144,13 @@ impl Backend for CpuBackend {
         Ok(Rope(self.ropes.len() - 1))
     }
 
+    fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Routing> {
+        let routing = Routing::new(experts, per_row, rows)?;
+        self.product.0 = self.product.0.max(rows * per_row);
+        self.activations.reserve(self.product.0, self.product.1)?;
+        Ok(routing)
+    }
+
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
         for rope in &mut self.ropes {
@@ -156,6 +170,15 @@ impl Backend for CpuBackend {
         self.pool.run_pieces(out, piece, &|i, out| {
             let x = &x[i * piece..][..out.len()];
             isa.run(RmsNorm { out, x, weight, eps });
+        });
+    }
+
+    fn rms_norm_columns(&mut self, x: &mut Buffer, width: usize, first: usize, weight: &Vector, eps: f32, rows: usize) {
+        let (isa, weight) = (self.isa, weight.0.as_slice());
+        assert!(first + weight.len() <= width);
+        let piece = rows_per_task(weight.len()) * width;
+        self.pool.run_pieces(x.rows_mut(rows, width), piece, &|_, x| {
+            isa.run(RmsNormColumns { x, width, first, weight, eps });
         });
     }
 
@@ -241,6 +264,46 @@ impl Backend for CpuBackend {
         self.pool.run_pieces(out.rows_mut(rows, width), piece, &|i, out| {
             let gate_up = &gate_up[2 * i * piece..][..2 * out.len()];
             isa.run(gated::Gated { out, gate_up, activation, width });
+        });
+    }
+
+    fn route(&mut self, routing: &mut Routing, logits: &Buffer, renormalise: bool, rows: usize) {
+        let (experts, per_row) = (routing.experts(), routing.per_row());
+        let logits = logits.rows(rows, experts);
+        // An exponential and a comparison for each choice, of every expert.
+        let rows_per_task = rows_per_task((8 + per_row) * experts);
+        self.pool.run_pieces(routing.begin(rows), rows_per_task * per_row, &|i, choices| {
+            let logits = logits.chunks_exact(experts).skip(i * rows_per_task);
+            choices
+                .chunks_exact_mut(per_row)
+                .zip(logits)
+                .for_each(|(choices, logits)| route(choices, logits, renormalise));
+        });
+        routing.sort();
+    }
+
+    fn dispatch(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
+        let width = x.width;
+        let (x, slots) = (&x.values, rows_per_task(width));
+        self.pool.run_pieces(out.rows_mut(routing.slots(), width), slots * width, &|i, out| {
+            for (out, &row) in out.chunks_exact_mut(width).zip(&routing.slot_rows()[i * slots..]) {
+                out.copy_from_slice(&x[row as usize * width..][..width]);
+            }
+        });
+    }
+
+    fn expert_linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, routing: &Routing) {
+        let slots = routing.slots();
+        let (out, x) = (out.rows_mut(slots, matrix.outputs() / routing.experts()), x.rows(slots, matrix.inputs()));
+        linear::expert_linear(self.isa, &mut self.pool, &mut self.activations, out, x, matrix, routing);
+    }
+
+    fn combine(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
+        let (isa, width, rows) = (self.isa, out.width, routing.slots() / routing.per_row());
+        let x = x.rows(routing.slots(), width);
+        let rows_per_task = rows_per_task(width * routing.per_row());
+        self.pool.run_pieces(out.rows_mut(rows, width), rows_per_task * width, &|i, out| {
+            isa.run(Combine { out, first_row: i * rows_per_task, x, routing, width });
         });
     }
 

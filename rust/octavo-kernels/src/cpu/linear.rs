@@ -16,6 +16,7 @@ use super::pack::{Matrix, Part};
 use super::pool::{Pool, SharedSlice};
 use super::quantise::{Activations, GROUP};
 use super::vector::Vector;
+use crate::routing::Routing;
 
 /// Bytes of activations that one block of rows may have: half of a small second-level cache.
 const ROW_BLOCK_BYTES: usize = 512 << 10;
@@ -46,14 +47,63 @@ pub fn linear(
         activations.quantise(isa, pool, x, rows, inputs);
     }
 
-    let product = Product { matrix, x, activations, bias, out: SharedSlice::new(out) };
-    let block_rows = (ROW_BLOCK_BYTES / (inputs * size_of::<f32>())).next_multiple_of(GROUP).max(GROUP);
+    let out = SharedSlice::new(out);
+    let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs };
+    let block_rows = block_rows(inputs);
     let run_tiles = matrix.tiles().div_ceil(pool.threads() * TASKS_PER_THREAD);
     let runs = matrix.tiles().div_ceil(run_tiles);
     pool.run(rows.div_ceil(block_rows) * runs, &|i| {
         let (row, tile) = (i / runs * block_rows, i % runs * run_tiles);
         product.run(isa, row..rows.min(row + block_rows), tile..matrix.tiles().min(tile + run_tiles));
     });
+}
+
+/// `out[slot] = matrix of the slot's expert · x[slot]`: a product for every expert that was chosen, over the rows that
+/// chose it. See [`crate::Backend::expert_linear`].
+///
+/// # Panics
+/// When a length does not fit, or `activations` has no room (see [`Activations::reserve`]).
+pub fn expert_linear(
+    isa: Isa,
+    pool: &mut Pool,
+    activations: &mut Activations,
+    out: &mut [f32],
+    x: &[f32],
+    matrix: &Matrix,
+    routing: &Routing,
+) {
+    let (experts, slots, inputs) = (routing.experts(), routing.slots(), matrix.inputs());
+    let (outputs, tiles, parts) = (matrix.outputs() / experts, matrix.tiles() / experts, matrix.parts.len() / experts);
+    assert_eq!(x.len(), slots * inputs);
+    assert_eq!(out.len(), slots * outputs);
+    let begins = |expert: usize| (expert * outputs, expert * tiles);
+    for (expert, part) in matrix.parts.iter().step_by(parts.max(1)).enumerate() {
+        assert_eq!((part.first_output, part.first_tile), begins(expert), "experts of different shapes");
+    }
+    if matrix.has_blocks() {
+        activations.quantise(isa, pool, x, slots, inputs);
+    }
+
+    let out = SharedSlice::new(out);
+    let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs };
+    let run_tiles = (routing.busy().len() * tiles).div_ceil(pool.threads() * TASKS_PER_THREAD).clamp(1, tiles);
+    let runs = tiles.div_ceil(run_tiles);
+    pool.run(routing.busy().len() * runs, &|i| {
+        let expert = routing.busy()[i / runs] as usize;
+        let (first_output, first_tile) = begins(expert);
+        let tile = first_tile + i % runs * run_tiles;
+        let tiles = tile..(first_tile + tiles).min(tile + run_tiles);
+        let rows = routing.slots_of(expert);
+        for row in rows.clone().step_by(block_rows(inputs)) {
+            let rows = row..rows.end.min(row + block_rows(inputs));
+            Product { first_output, ..product }.run(isa, rows, tiles.clone());
+        }
+    });
+}
+
+/// Rows whose activations fit [`ROW_BLOCK_BYTES`].
+fn block_rows(inputs: usize) -> usize {
+    (ROW_BLOCK_BYTES / (inputs * size_of::<f32>())).next_multiple_of(GROUP).max(GROUP)
 }
 
 /// One product's arguments.
@@ -63,7 +113,10 @@ struct Product<'a> {
     x: &'a [f32],
     activations: &'a Activations,
     bias: Option<&'a [f32]>,
+    /// `(rows, width)`, of the matrix's outputs from this one on.
     out: SharedSlice<'a, f32>,
+    first_output: usize,
+    width: usize,
 }
 
 impl Product<'_> {
@@ -94,7 +147,7 @@ impl Product<'_> {
             sum = v.add(sum, v.load_partial(&bias[first..first + len], 0.0));
         }
         // SAFETY: tasks that run at once have different tiles or different rows, so different outputs.
-        let out = unsafe { self.out.slice(row * self.matrix.outputs() + first, len) };
+        let out = unsafe { self.out.slice(row * self.width + first - self.first_output, len) };
         v.store_partial(sum, out);
     }
 }

@@ -24,6 +24,7 @@ mod norm; // rms_norm and the residual step
 mod rope; // angles; rotating heads and filling the cache
 mod attention; // paged, in splits that merge in order
 mod gated; // silu, gelu, soft-cap
+mod experts; // rows to their experts and back
 
 mod format; // how a block type lies in a tile
 mod portable; // the vector as plain arrays

@@ -24,6 +24,25 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
+/// A norm in place over the columns from `first` on of whole rows, as many as `weight` has.
+pub(super) struct RmsNormColumns<'a> {
+    pub x: &'a mut [f32],
+    pub width: usize,
+    pub first: usize,
+    pub weight: &'a [f32],
+    pub eps: f32,
+}
+
+impl Kernel for RmsNormColumns<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        for x in self.x.chunks_exact_mut(self.width) {
+            normalise_in_place(v, &mut x[self.first..][..self.weight.len()], self.weight, self.eps);
+        }
+    }
+}
+
 /// `residual += scale · (post ? rms_norm(delta, post) : delta)`, `out = next ? rms_norm(residual, next) : residual`, over
 /// whole rows.
 pub(super) struct ResidualNorm<'a> {
@@ -79,6 +98,15 @@ pub(super) fn inverse_rms<V: Vector>(v: V, x: &[f32], eps: f32) -> f32 {
 fn normalise(out: &mut [f32], x: &[f32], scale: f32, weight: &[f32]) {
     for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
         *out = x * scale * weight;
+    }
+}
+
+/// [`RmsNorm`] of one head or row, in place.
+#[inline(always)]
+pub(super) fn normalise_in_place<V: Vector>(v: V, x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = inverse_rms(v, x, eps);
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * scale * weight;
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     cache::{Element, LayerWriter},
-    norm::inverse_rms,
+    norm::normalise_in_place,
     pool::Pool,
     vector::{Kernel, Vector},
 };
@@ -103,11 +103,15 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
             let (queries, keys_values) = qkv.split_at_mut(query * head_dim);
             let (keys, values) = keys_values.split_at_mut(kv * head_dim);
             for head in queries.chunks_exact_mut(head_dim) {
-                normalise_in_place(v, head, self.query_norm, self.eps);
+                if let Some(weight) = self.query_norm {
+                    normalise_in_place(v, head, weight, self.eps);
+                }
                 self.rope.rotate(row, head);
             }
             for (kv_head, head) in keys.chunks_exact_mut(head_dim).enumerate() {
-                normalise_in_place(v, head, self.key_norm, self.eps);
+                if let Some(weight) = self.key_norm {
+                    normalise_in_place(v, head, weight, self.eps);
+                }
                 self.rope.rotate(row, head);
                 // SAFETY: no other thread has this row's slot.
                 unsafe { self.cache.write_key(slot, kv_head, head) };
@@ -117,14 +121,5 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
                 unsafe { self.cache.write_value(slot, kv_head, head) };
             }
         }
-    }
-}
-
-#[inline(always)]
-fn normalise_in_place<V: Vector>(v: V, head: &mut [f32], weight: Option<&[f32]>, eps: f32) {
-    let Some(weight) = weight else { return };
-    let scale = inverse_rms(v, head, eps);
-    for (x, weight) in head.iter_mut().zip(weight) {
-        *x = *x * scale * weight;
     }
 }

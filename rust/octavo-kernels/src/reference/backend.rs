@@ -1,11 +1,13 @@
 //! The trait [`Backend`] over plain vectors.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
-use super::{attention, dequantise::dequantise, gated, linear, norm, rope};
+use super::{attention, dequantise::dequantise, experts, gated, linear, norm, rope};
 use crate::{
     Activation, Backend, BackendError, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result, RopeSpec,
-    StepInput, StepLimits, Weight, convert, step::Step,
+    StepInput, StepLimits, Weight, convert, routing::Routing, step::Step,
 };
 
 /// How products with quantised weights see their activations. Dense weights always meet f32 activations.
@@ -61,6 +63,27 @@ impl ReferenceBackend {
     /// Opens the backend for steps within `limits`.
     pub fn new(limits: StepLimits, activations: Activations) -> Self {
         Self { activations, step: Step::new(limits) }
+    }
+
+    /// Some of a matrix's outputs for some rows: `out[row] = matrix[outputs] · x[row]`, rows of as many values.
+    fn product(&self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, outputs: Range<usize>, rows: Range<usize>) {
+        let x = &x.values[rows.start * matrix.cols..rows.end * matrix.cols];
+        let out = &mut out.values[rows.start * outputs.len()..rows.end * outputs.len()];
+        let mut int8 = Vec::new();
+        if self.activations == Activations::Int8 && matrix.parts.iter().any(|part| !part.dtype.is_dense()) {
+            int8.extend(x.chunks_exact(matrix.cols).map(linear::Int8Row::quantise));
+        }
+        let mut weight = vec![0.0; matrix.cols];
+        for (i, output) in outputs.clone().enumerate() {
+            let (dtype, bytes) = matrix.row(output);
+            dequantise(dtype, bytes, &mut weight);
+            for (row, x) in x.chunks_exact(matrix.cols).enumerate() {
+                out[row * outputs.len() + i] = match self.activations {
+                    Activations::Int8 if !dtype.is_dense() => linear::dot_int8(dtype, bytes, &int8[row]),
+                    _ => linear::dot(&weight, x),
+                };
+            }
+        }
     }
 }
 
@@ -133,6 +156,7 @@ impl Backend for ReferenceBackend {
     type Buffer = Buffer;
     type Cache = Cache;
     type Rope = RopeSpec;
+    type Routing = Routing;
 
     fn describe(&self) -> String {
         match self.activations {
@@ -183,6 +207,10 @@ impl Backend for ReferenceBackend {
         Ok(spec.clone())
     }
 
+    fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Routing> {
+        Routing::new(experts, per_row, rows)
+    }
+
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
     }
@@ -199,6 +227,12 @@ impl Backend for ReferenceBackend {
         let width = weight.0.len();
         for (out, x) in out.rows_mut(rows, width).zip(x.rows(rows, width)) {
             norm::rms_norm(out, x, &weight.0, eps);
+        }
+    }
+
+    fn rms_norm_columns(&mut self, x: &mut Buffer, width: usize, first: usize, weight: &Vector, eps: f32, rows: usize) {
+        for x in x.rows_mut(rows, width) {
+            norm::rms_norm_in_place(&mut x[first..][..weight.0.len()], &weight.0, eps);
         }
     }
 
@@ -222,22 +256,11 @@ impl Backend for ReferenceBackend {
     }
 
     fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
-        assert!(rows * matrix.rows <= out.values.len() && bias.is_none_or(|bias| bias.0.len() == matrix.rows));
-        let mut int8 = Vec::new();
-        if self.activations == Activations::Int8 && matrix.parts.iter().any(|part| !part.dtype.is_dense()) {
-            int8.extend(x.rows(rows, matrix.cols).map(linear::Int8Row::quantise));
-        }
-        let mut weight = vec![0.0; matrix.cols];
-        for output in 0..matrix.rows {
-            let (dtype, bytes) = matrix.row(output);
-            dequantise(dtype, bytes, &mut weight);
-            for (row, x) in x.rows(rows, matrix.cols).enumerate() {
-                let product = match self.activations {
-                    Activations::Int8 if !dtype.is_dense() => linear::dot_int8(dtype, bytes, &int8[row]),
-                    _ => linear::dot(&weight, x),
-                };
-                out.values[row * matrix.rows + output] = bias.map_or(product, |bias| product + bias.0[output]);
-            }
+        assert!(bias.is_none_or(|bias| bias.0.len() == matrix.rows));
+        self.product(out, x, matrix, 0..matrix.rows, 0..rows);
+        let Some(bias) = bias else { return };
+        for out in out.rows_mut(rows, matrix.rows) {
+            out.iter_mut().zip(&bias.0).for_each(|(out, bias)| *out += bias);
         }
     }
 
@@ -302,6 +325,36 @@ impl Backend for ReferenceBackend {
     fn gated(&mut self, out: &mut Buffer, gate_up: &Buffer, activation: Activation, width: usize, rows: usize) {
         for (out, gate_up) in out.rows_mut(rows, width).zip(gate_up.rows(rows, 2 * width)) {
             gated::gated(out, gate_up, activation);
+        }
+    }
+
+    fn route(&mut self, routing: &mut Routing, logits: &Buffer, renormalise: bool, rows: usize) {
+        let (experts, per_row) = (routing.experts(), routing.per_row());
+        for (choices, logits) in routing.begin(rows).chunks_exact_mut(per_row).zip(logits.rows(rows, experts)) {
+            experts::route(choices, logits, renormalise);
+        }
+        routing.sort();
+    }
+
+    fn dispatch(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
+        for (out, &row) in out.rows_mut(routing.slots(), x.width).zip(routing.slot_rows()) {
+            out.copy_from_slice(&x.values[row as usize * x.width..][..x.width]);
+        }
+    }
+
+    fn expert_linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, routing: &Routing) {
+        let outputs = matrix.rows / routing.experts();
+        for &expert in routing.busy() {
+            let expert = expert as usize;
+            self.product(out, x, matrix, expert * outputs..(expert + 1) * outputs, routing.slots_of(expert));
+        }
+    }
+
+    fn combine(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
+        let width = out.width;
+        for (row, out) in out.rows_mut(routing.slots() / routing.per_row(), width).enumerate() {
+            let outputs = routing.of_row(row).map(|(choice, slot)| (choice.weight, &x.values[slot * width..][..width]));
+            experts::combine(out, outputs);
         }
     }
 

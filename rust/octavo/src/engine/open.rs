@@ -242,9 +242,9 @@ impl Loader {
         };
         let weights = Weights::load(files, model, &mut backend, &mut progress)?;
         let weights_bytes = weights.matrix_bytes;
-        let decoder =
-            Decoder::new(backend, model.spec.clone(), weights, &plan.groups, plan.cache, self.config.batched_tokens())
-                .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
+        let spec = model.spec.clone().up_to(plan.max_model_len);
+        let decoder = Decoder::new(backend, spec, weights, &plan.groups, plan.cache, self.config.batched_tokens())
+            .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
         Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
     }
 }

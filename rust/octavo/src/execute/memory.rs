@@ -138,9 +138,9 @@ fn left_for_cache(request: &MemoryRequest, workspace_bytes: u64) -> Result<Optio
 
 fn wanted_len(spec: &DecoderSpec, request: &MemoryRequest) -> Result<usize, LoadError> {
     match request.max_model_len {
-        Some(len) if len > spec.max_positions => Err(LoadError::Setting(format!(
+        Some(len) if len > spec.most_positions() => Err(LoadError::Setting(format!(
             "max_model_len is {len}, but the model was made for {} positions",
-            spec.max_positions
+            spec.most_positions()
         ))),
         Some(len) => Ok(len),
         None => Ok(spec.max_positions),
@@ -236,10 +236,11 @@ impl fmt::Display for Bytes {
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::{Activation, Heads, RopeSpec, RopeStyle};
+    use octavo_kernels::{Activation, Heads, RopeStyle};
 
     use super::*;
-    use crate::model::spec::{Biases, LayerSpec};
+    use crate::model::rope::{Rope, RopeScaling};
+    use crate::model::spec::{Biases, LayerSpec, QkNorm};
 
     /// A block of 16 is 64 KiB, the buffers of 512 rows are a few MiB.
     fn spec() -> DecoderSpec {
@@ -248,14 +249,15 @@ mod tests {
             hidden_size: 128,
             intermediate_size: 256,
             heads: Heads { query: 4, kv: 2, head_dim: 32 },
-            layers: vec![LayerSpec { window: None, rope: 0 }; 8],
-            ropes: vec![RopeSpec { style: RopeStyle::Halves, inv_freq: vec![1.0; 16], scale: 1.0 }],
+            layers: vec![LayerSpec { window: None, rope: 0, sparse: false }; 8],
+            ropes: vec![Rope { style: RopeStyle::Halves, theta: 1e4, rotary_dim: 32, scaling: RopeScaling::Default }],
+            experts: None,
             max_positions: 4096,
             norm_eps: 1e-6,
             norm_weight_offset: 0.0,
             pre_norms: true,
             post_norms: false,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
             biases: Biases::default(),
             tied_embeddings: true,
             activation: Activation::Silu,

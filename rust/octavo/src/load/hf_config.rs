@@ -76,6 +76,19 @@ impl HfConfig {
         self.typed(key, "a list of strings", |value| value.as_array()?.iter().map(Value::as_str).collect())
     }
 
+    /// A list of numbers, if the key is there.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
+        let number = |value: &Value| value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
+        self.typed(key, "a list of numbers", |value| value.as_array()?.iter().map(number).collect())
+    }
+
+    /// A list of non-negative integers, if the key is there.
+    pub fn integers(&self, key: &str) -> Result<Option<Vec<u64>>, LoadError> {
+        self.typed(key, "a list of non-negative integers", |value| {
+            value.as_array()?.iter().map(Value::as_u64).collect()
+        })
+    }
+
     /// One integer or a list of them; empty if the key is not there.
     pub fn token_ids(&self, key: &str) -> Result<Vec<u32>, LoadError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());

@@ -30,6 +30,8 @@ pub struct Inspection {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Experts of a sparse layer, and how many of them a token goes to; `None`: every layer is dense.
+    pub experts: Option<(usize, usize)>,
     /// Logits per position.
     pub vocab: usize,
     /// Positions that it was made for.
@@ -67,6 +69,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         heads: spec.heads.query,
         kv_heads: spec.heads.kv,
         head_dim: spec.heads.head_dim,
+        experts: spec.experts.map(|experts| (experts.count, experts.per_token)),
         vocab: spec.vocab_size,
         max_positions: spec.max_positions,
         tensor_types: tensor_types(files.tensors.iter().map(|(_, tensor)| tensor)),
@@ -149,8 +152,14 @@ mod tests {
 
     #[test]
     fn the_types_add_up_to_the_file() {
-        for name in ["gguf/llama-q8_0.gguf", "gguf/qwen2-q5_1.gguf", "tiny/llama-untied-sharded/bf16"] {
+        for (name, experts) in [
+            ("gguf/llama-q8_0.gguf", None),
+            ("gguf/qwen2-q5_1.gguf", None),
+            ("gguf/qwen3moe-f16.gguf", Some((8, 3))),
+            ("tiny/llama-untied-sharded/bf16", None),
+        ] {
             let found = fixture(name);
+            assert_eq!(found.experts, experts, "{name}");
             let bytes: u64 = found.tensor_types.iter().map(|&(_, _, bytes, _)| bytes).sum();
             assert!(bytes > 0 && bytes <= found.file_bytes, "{name}: {bytes} of {}", found.file_bytes);
             assert!(

@@ -113,6 +113,19 @@ impl Tensors {
         Ok(Weight { dtype, rows: shape[0], cols: shape[1], bytes, run_as })
     }
 
+    /// The matrices of a tensor of exactly this shape, which has them one after another.
+    pub fn stack(
+        &self,
+        at: &Path,
+        name: &str,
+        shape @ [count, rows, cols]: [usize; 3],
+    ) -> Result<Vec<Weight<'_>>, LoadError> {
+        let (dtype, bytes) = self.find(at, name, &shape)?;
+        let each = bytes.chunks_exact((bytes.len() / count.max(1)).max(1));
+        let run_as = self.run_as.run_as(dtype, cols);
+        Ok(each.map(|bytes| Weight { dtype, rows, cols, bytes, run_as }).collect())
+    }
+
     /// The values of a vector of exactly this length.
     pub fn vector(&self, at: &Path, name: &str, length: usize) -> Result<Vec<f32>, LoadError> {
         let (dtype, bytes) = self.find(at, name, &[length])?;

@@ -1,10 +1,10 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{Backend, CacheLayer, CacheShape, Result, StepInput};
+use octavo_kernels::{Activation, Backend, CacheLayer, CacheShape, Result, StepInput};
 
 use super::groups::LayerGroups;
-use super::spec::DecoderSpec;
-use super::weights::{LayerWeights, Weights};
+use super::spec::{DecoderSpec, Experts, QkNorm};
+use super::weights::{ExpertWeights, LayerWeights, Mlp, Weights};
 
 /// Rows whose logits are computed at once. Bounds the logits buffer: a row of a large vocabulary is a megabyte.
 pub const LOGIT_ROWS: usize = 32;
@@ -15,6 +15,8 @@ pub struct Decoder<B: Backend> {
     spec: DecoderSpec,
     weights: Weights<B::Matrix, B::Vector>,
     ropes: Vec<B::Rope>,
+    /// Where a step's rows go in sparse layers.
+    routing: Option<B::Routing>,
     cache: B::Cache,
     /// Where each layer's keys and values lie.
     places: Vec<CacheLayer>,
@@ -31,8 +33,12 @@ struct Buffers<T> {
     delta: T,
     qkv: T,
     attended: T,
+    /// A row per token in dense layers, a row per choice of an expert in sparse ones.
     gate_up: T,
     gated: T,
+    router_logits: T,
+    /// What experts read, and then what they give: a row per choice.
+    expert_rows: T,
     /// Rows of `normed` that the head reads.
     head_input: T,
     logits: T,
@@ -40,14 +46,22 @@ struct Buffers<T> {
 
 /// Rows and width of every buffer.
 fn shapes(spec: &DecoderSpec, rows: usize) -> Buffers<(usize, usize)> {
+    let (experts, choices, expert_width) = match spec.experts {
+        Some(experts) => (experts.count, experts.per_token, experts.per_token * experts.intermediate_size),
+        None => (0, 0, 0),
+    };
+    let dense_width = if spec.layers.iter().all(|layer| layer.sparse) { 0 } else { spec.intermediate_size };
+    let gated_width = dense_width.max(expert_width);
     Buffers {
         residual: (rows, spec.hidden_size),
         normed: (rows, spec.hidden_size),
         delta: (rows, spec.hidden_size),
         qkv: (rows, spec.heads.qkv_width()),
         attended: (rows, spec.heads.query_width()),
-        gate_up: (rows, 2 * spec.intermediate_size),
-        gated: (rows, spec.intermediate_size),
+        gate_up: (rows, 2 * gated_width),
+        gated: (rows, gated_width),
+        router_logits: (rows, experts),
+        expert_rows: (rows * choices, spec.hidden_size),
         head_input: (LOGIT_ROWS, spec.hidden_size),
         logits: (LOGIT_ROWS, spec.vocab_size),
     }
@@ -63,6 +77,8 @@ impl<T> Buffers<T> {
             attended: f(self.attended)?,
             gate_up: f(self.gate_up)?,
             gated: f(self.gated)?,
+            router_logits: f(self.router_logits)?,
+            expert_rows: f(self.expert_rows)?,
             head_input: f(self.head_input)?,
             logits: f(self.logits)?,
         })
@@ -85,7 +101,8 @@ pub fn workspace_bytes(spec: &DecoderSpec, rows: usize) -> u64 {
 pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 impl<B: Backend> Decoder<B> {
-    /// Takes the KV cache, whose layers lie in `groups`, and buffers for steps of up to `rows` rows.
+    /// Takes the KV cache, whose layers lie in `groups`, and buffers for steps of up to `rows` rows. No sequence may be
+    /// longer than `spec` says.
     pub fn new(
         mut backend: B,
         spec: DecoderSpec,
@@ -94,11 +111,14 @@ impl<B: Backend> Decoder<B> {
         cache: CacheShape,
         rows: usize,
     ) -> Result<Self> {
-        let ropes = spec.ropes.iter().map(|rope| backend.rope(rope)).collect::<Result<_>>()?;
+        let ropes =
+            spec.ropes.iter().map(|rope| backend.rope(&rope.spec(spec.max_positions))).collect::<Result<_>>()?;
+        let routing =
+            spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
         let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
         let cache = backend.cache(cache)?;
         let places = groups.places.clone();
-        Ok(Self { backend, spec, weights, ropes, cache, places, buffers })
+        Ok(Self { backend, spec, weights, ropes, routing, cache, places, buffers })
     }
 
     /// What it runs.
@@ -151,14 +171,22 @@ impl<B: Backend> Decoder<B> {
 
     /// Adds attention to `residual`, and leaves in `normed` what the gated layer reads.
     fn attention(&mut self, layer: usize, rows: usize) {
-        let Self { backend, spec, weights, ropes, cache, places, buffers } = self;
+        let Self { backend, spec, weights, ropes, cache, places, buffers, .. } = self;
         let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } =
             &weights.layers[layer];
         let (layer_spec, heads, eps) = (&spec.layers[layer], spec.heads, spec.norm_eps);
         let (rope, place) = (&ropes[layer_spec.rope], places[layer]);
 
         backend.linear(&mut buffers.qkv, &buffers.normed, &qkv.matrix, qkv.bias.as_ref(), rows);
-        let norms = (query_norm.as_ref(), key_norm.as_ref());
+        let mut norms = (query_norm.as_ref(), key_norm.as_ref());
+        if spec.qk_norm == QkNorm::WholeRow {
+            let width = heads.qkv_width();
+            for (norm, first) in [(norms.0, 0), (norms.1, heads.query_width())] {
+                let Some(norm) = norm else { continue };
+                backend.rms_norm_columns(&mut buffers.qkv, width, first, norm, eps, rows);
+            }
+            norms = (None, None);
+        }
         backend.rope_and_cache(&mut buffers.qkv, cache, place, heads, norms.0, norms.1, eps, rope);
         backend.attention(&mut buffers.attended, &buffers.qkv, cache, place, heads, spec.mask(layer_spec));
         backend.linear(&mut buffers.delta, &buffers.attended, &output.matrix, output.bias.as_ref(), rows);
@@ -176,16 +204,26 @@ impl<B: Backend> Decoder<B> {
 
     /// Adds the gated layer to `residual`, and leaves in `normed` what the next layer or the head reads.
     fn mlp(&mut self, layer: usize, rows: usize) {
-        let Self { backend, spec, weights, buffers, .. } = self;
-        let LayerWeights { gate_up, down, post_mlp_norm, .. } = &weights.layers[layer];
+        let Self { backend, spec, weights, routing, buffers, .. } = self;
+        let LayerWeights { mlp, post_mlp_norm, .. } = &weights.layers[layer];
         let next = match weights.layers.get(layer + 1) {
             Some(next) => next.attention_norm.as_ref(),
             None => Some(&weights.final_norm),
         };
 
-        backend.linear(&mut buffers.gate_up, &buffers.normed, &gate_up.matrix, gate_up.bias.as_ref(), rows);
-        backend.gated(&mut buffers.gated, &buffers.gate_up, spec.activation, spec.intermediate_size, rows);
-        backend.linear(&mut buffers.delta, &buffers.gated, &down.matrix, down.bias.as_ref(), rows);
+        match mlp {
+            Mlp::Dense { gate_up, down } => {
+                backend.linear(&mut buffers.gate_up, &buffers.normed, &gate_up.matrix, gate_up.bias.as_ref(), rows);
+                backend.gated(&mut buffers.gated, &buffers.gate_up, spec.activation, spec.intermediate_size, rows);
+                backend.linear(&mut buffers.delta, &buffers.gated, &down.matrix, down.bias.as_ref(), rows);
+            }
+            Mlp::Sparse(weights) => {
+                let (Some(routing), Some(experts)) = (routing, spec.experts) else {
+                    unreachable!("weights of experts in a decoder without")
+                };
+                mix(backend, buffers, routing, weights, experts, spec.activation, rows);
+            }
+        }
         backend.residual_norm(
             &mut buffers.residual,
             &buffers.delta,
@@ -211,4 +249,24 @@ impl<B: Backend> Decoder<B> {
         }
         backend.read(&buffers.logits, rows.len(), spec.vocab_size)
     }
+}
+
+/// A mixture of experts: fills `delta` from `normed`. Every choice of an expert is a row of its own in between.
+fn mix<B: Backend>(
+    backend: &mut B,
+    buffers: &mut Buffers<B::Buffer>,
+    routing: &mut B::Routing,
+    weights: &ExpertWeights<B::Matrix>,
+    experts: Experts,
+    activation: Activation,
+    rows: usize,
+) {
+    let choices = rows * experts.per_token;
+    backend.linear(&mut buffers.router_logits, &buffers.normed, &weights.router, None, rows);
+    backend.route(routing, &buffers.router_logits, experts.renormalise, rows);
+    backend.dispatch(&mut buffers.expert_rows, &buffers.normed, routing);
+    backend.expert_linear(&mut buffers.gate_up, &buffers.expert_rows, &weights.gate_up, routing);
+    backend.gated(&mut buffers.gated, &buffers.gate_up, activation, experts.intermediate_size, choices);
+    backend.expert_linear(&mut buffers.expert_rows, &buffers.gated, &weights.down, routing);
+    backend.combine(&mut buffers.delta, &buffers.expert_rows, routing);
 }

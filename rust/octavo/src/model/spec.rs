@@ -1,6 +1,11 @@
 //! What decoders differ in, as data.
 
-use octavo_kernels::{Activation, Heads, Mask, RopeSpec};
+use octavo_kernels::{Activation, Heads, Mask};
+
+use super::rope::{Rope, RopeScaling};
+
+/// No layer has more experts; see `families::base` for the other bounds.
+const MAX_EXPERTS: usize = 1 << 16;
 
 /// A decoder-only transformer. Every field is one that more than one family sets.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,15 +14,17 @@ pub struct DecoderSpec {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the gated layer between its two halves.
+    /// Width of a dense gated layer between its two halves.
     pub intermediate_size: usize,
     /// Attention heads of every layer.
     pub heads: Heads,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// The rotary embeddings that layers choose from.
-    pub ropes: Vec<RopeSpec>,
-    /// Positions that the model was made for.
+    pub ropes: Vec<Rope>,
+    /// What sparse layers have in place of a dense gated layer.
+    pub experts: Option<Experts>,
+    /// Positions that the model was made for, or fewer: see [`DecoderSpec::up_to`].
     pub max_positions: usize,
 
     /// Added to the mean square under every norm's root.
@@ -28,8 +35,8 @@ pub struct DecoderSpec {
     pub pre_norms: bool,
     /// A norm after each sub-layer, before it joins the residual stream.
     pub post_norms: bool,
-    /// A norm over each query head and each key head before they are rotated.
-    pub qk_norm: bool,
+    /// A norm of queries and keys before they are rotated.
+    pub qk_norm: QkNorm,
 
     /// Which products have a bias.
     pub biases: Biases,
@@ -59,6 +66,33 @@ pub struct LayerSpec {
     pub window: Option<usize>,
     /// Index of its rotary embedding.
     pub rope: usize,
+    /// Whether its gated layer is a mixture of experts.
+    pub sparse: bool,
+}
+
+/// A mixture of experts: gated layers of which each row goes through a few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that a row goes to: those with the largest router logits.
+    pub per_token: usize,
+    /// Width of an expert between its two halves.
+    pub intermediate_size: usize,
+    /// Whether the weights of a row's experts are made to sum to one.
+    pub renormalise: bool,
+}
+
+/// What a norm of queries and keys spans.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QkNorm {
+    /// There is none.
+    #[default]
+    None,
+    /// Each head by itself, with one weight for all.
+    PerHead,
+    /// All heads together.
+    WholeRow,
 }
 
 /// Which products have a bias.
@@ -73,6 +107,22 @@ pub struct Biases {
 }
 
 impl DecoderSpec {
+    /// The same decoder for sequences of at most `positions`. A rotary embedding that depends on the length is chosen by
+    /// this number.
+    pub fn up_to(self, positions: usize) -> Self {
+        Self { max_positions: positions, ..self }
+    }
+
+    /// The longest sequences that it can be asked for. Above what it was made for only where its rotary embedding says how
+    /// to get there.
+    pub fn most_positions(&self) -> usize {
+        let stretched = self.ropes.iter().map(|rope| match rope.scaling {
+            RopeScaling::Dynamic { factor, original_positions } => (original_positions as f64 * factor) as usize,
+            _ => 0,
+        });
+        stretched.fold(self.max_positions, usize::max)
+    }
+
     /// What queries of `layer` may see.
     pub fn mask(&self, layer: &LayerSpec) -> Mask {
         Mask { scale: self.attention_scale, window: layer.window, soft_cap: self.attention_soft_cap }
@@ -84,13 +134,9 @@ impl DecoderSpec {
         if kv == 0 || !query.is_multiple_of(kv) {
             return Err(format!("{query} query heads cannot share {kv} key heads evenly"));
         }
-        for rope in &self.ropes {
-            if 2 * rope.inv_freq.len() > head_dim || rope.inv_freq.is_empty() {
-                return Err(format!("{} rotated pairs in heads of {head_dim}", rope.inv_freq.len()));
-            }
-            if !rope.inv_freq.iter().all(|frequency| frequency.is_finite()) || !rope.scale.is_finite() {
-                return Err("a rotary frequency is no number".into());
-            }
+        self.ropes.iter().try_for_each(|rope| rope.check(head_dim))?;
+        if let Some(experts) = self.experts {
+            experts.check()?;
         }
         let scales = [
             ("norm epsilon", self.norm_eps),
@@ -111,6 +157,19 @@ impl DecoderSpec {
         }
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return Err("a sliding window of 0 positions".into());
+        }
+        Ok(())
+    }
+}
+
+impl Experts {
+    fn check(&self) -> Result<(), String> {
+        let Self { count, per_token, .. } = *self;
+        if count == 0 || count > MAX_EXPERTS {
+            return Err(format!("{count} experts in a layer, it should be from 1 to {MAX_EXPERTS}"));
+        }
+        if per_token == 0 || per_token > count {
+            return Err(format!("a token cannot go to {per_token} of {count} experts"));
         }
         Ok(())
     }

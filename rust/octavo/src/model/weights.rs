@@ -9,8 +9,8 @@ use std::path::Path;
 use octavo_kernels::cpu::pack::packed_bytes;
 use octavo_kernels::{Backend, BackendError, DType, Weight};
 
-use super::families::{Model, WeightNames};
-use super::spec::DecoderSpec;
+use super::families::{ExpertNames, Model, WeightNames};
+use super::spec::{DecoderSpec, Experts, QkNorm};
 use crate::error::LoadError;
 use crate::execute::memory::Bytes;
 use crate::load::ModelFiles;
@@ -43,10 +43,33 @@ pub struct LayerWeights<M, V> {
     pub output: Linear<M, V>,
     pub post_attention_norm: Option<V>,
     pub mlp_norm: Option<V>,
-    /// Gate and up, stacked.
-    pub gate_up: Linear<M, V>,
-    pub down: Linear<M, V>,
+    pub mlp: Mlp<M, V>,
     pub post_mlp_norm: Option<V>,
+}
+
+/// The second sub-layer.
+#[derive(Debug)]
+pub enum Mlp<M, V> {
+    /// One gated layer.
+    Dense {
+        /// Gate and up, stacked.
+        gate_up: Linear<M, V>,
+        /// Back to the residual stream's width.
+        down: Linear<M, V>,
+    },
+    /// A mixture of experts.
+    Sparse(ExpertWeights<M>),
+}
+
+/// The weights of a mixture of experts.
+#[derive(Debug)]
+pub struct ExpertWeights<M> {
+    /// `(experts, hidden)`.
+    pub router: M,
+    /// Gate and up of the first expert, stacked, then those of the second …
+    pub gate_up: M,
+    /// Down of the first expert, then of the second …
+    pub down: M,
 }
 
 /// A matrix and its bias.
@@ -233,19 +256,86 @@ impl<S: Sink> Walk<'_, S> {
         let name = |part: &str| format!("{}.{layer}.{part}", names.layers);
         let kv = heads.kv * heads.head_dim;
         let qkv = parts(names.qkv, &[heads.query_width(), kv, kv], name);
-        let gate_up = parts(names.gate_up, &[spec.intermediate_size; 2], name);
+        let [query_norm, key_norm] = match spec.qk_norm {
+            QkNorm::None => [0, 0],
+            QkNorm::PerHead => [heads.head_dim; 2],
+            QkNorm::WholeRow => [heads.query_width(), kv],
+        };
         Ok(LayerWeights {
             attention_norm: self.norm_if(spec.pre_norms, &name(names.attention_norm), hidden)?,
             qkv: self.linear(&qkv, hidden, spec.biases.qkv)?,
-            query_norm: self.norm_if(spec.qk_norm, &name(names.query_norm), heads.head_dim)?,
-            key_norm: self.norm_if(spec.qk_norm, &name(names.key_norm), heads.head_dim)?,
+            query_norm: self.norm_if(query_norm > 0, &name(names.query_norm), query_norm)?,
+            key_norm: self.norm_if(key_norm > 0, &name(names.key_norm), key_norm)?,
             output: self.linear(&[(name(names.output), hidden)], heads.query_width(), spec.biases.output)?,
             post_attention_norm: self.norm_if(spec.post_norms, &name(names.post_attention_norm), hidden)?,
             mlp_norm: self.norm_if(spec.pre_norms, &name(names.mlp_norm), hidden)?,
-            gate_up: self.linear(&gate_up, hidden, spec.biases.mlp)?,
-            down: self.linear(&[(name(names.down), hidden)], spec.intermediate_size, spec.biases.mlp)?,
+            mlp: match spec.experts.filter(|_| spec.layers[layer].sparse) {
+                None => self.dense(name)?,
+                Some(experts) => self.sparse(experts, name)?,
+            },
             post_mlp_norm: self.norm_if(spec.post_norms, &name(names.post_mlp_norm), hidden)?,
         })
+    }
+
+    fn dense(&mut self, name: impl Fn(&str) -> String) -> Result<Mlp<S::Matrix, S::Vector>, LoadError> {
+        let Self { spec, names, .. } = *self;
+        let (hidden, width, bias) = (spec.hidden_size, spec.intermediate_size, spec.biases.mlp);
+        let gate_up = parts(names.gate_up, &[width; 2], &name);
+        Ok(Mlp::Dense {
+            gate_up: self.linear(&gate_up, hidden, bias)?,
+            down: self.linear(&[(name(names.down), hidden)], width, bias)?,
+        })
+    }
+
+    fn sparse(
+        &mut self,
+        experts: Experts,
+        name: impl Fn(&str) -> String,
+    ) -> Result<Mlp<S::Matrix, S::Vector>, LoadError> {
+        let Self { spec, tensors, .. } = *self;
+        let names = ExpertNames::of(self.names, |part| tensors.get(&name(part)).is_some());
+        let (hidden, width) = (spec.hidden_size, experts.intermediate_size);
+        Ok(Mlp::Sparse(ExpertWeights {
+            router: self.router(name(names.router), [experts.count, hidden])?,
+            gate_up: self.experts(names.gate_up, [experts.count, 2 * width / names.gate_up.len(), hidden], &name)?,
+            down: self.experts(&[names.down], [experts.count, hidden, width], &name)?,
+        }))
+    }
+
+    /// One matrix of all experts' parts: of the first all that are named, then of the second … `shape` is that of one part
+    /// of all experts.
+    fn experts(
+        &mut self,
+        parts: &[&str],
+        shape @ [count, rows, cols]: [usize; 3],
+        name: impl Fn(&str) -> String,
+    ) -> Result<S::Matrix, LoadError> {
+        let mut stacks = Vec::with_capacity(parts.len());
+        for part in parts {
+            stacks.push(if part.contains(ExpertNames::NUMBER) {
+                let one = |expert: usize| {
+                    let name = name(&part.replace(ExpertNames::NUMBER, &expert.to_string()));
+                    let weight = self.tensors.matrix(self.at, &name, [rows, cols])?;
+                    Ok((name, weight))
+                };
+                (0..count).map(one).collect::<Result<Vec<_>, LoadError>>()?
+            } else {
+                let stack = self.tensors.stack(self.at, &name(part), shape)?;
+                stack.into_iter().map(|weight| (name(part), weight)).collect()
+            });
+        }
+        let of_expert = |expert: usize| stacks.iter().map(move |stack| stack[expert].clone());
+        self.pack(&(0..count).flat_map(of_expert).collect::<Vec<_>>())
+    }
+
+    /// Never quantised here: it would send rows to other experts.
+    fn router(&mut self, name: String, shape: [usize; 2]) -> Result<S::Matrix, LoadError> {
+        let name = format!("{name}.weight");
+        let mut weight = self.tensors.matrix(self.at, &name, shape)?;
+        if !weight.run_as.is_dense() {
+            weight.run_as = weight.dtype.native();
+        }
+        self.pack(&[(name, weight)])
     }
 
     fn linear(
@@ -261,15 +351,26 @@ impl<S: Sink> Walk<'_, S> {
 
     /// The named parts, each with its number of outputs, as one matrix.
     fn matrix(&mut self, parts: &[(String, usize)], cols: usize) -> Result<S::Matrix, LoadError> {
-        let mut weights = Vec::with_capacity(parts.len());
-        for (name, rows) in parts {
-            weights.push(self.tensors.matrix(self.at, &format!("{name}.weight"), [*rows, cols])?);
-        }
+        let part = |(name, rows): &(String, usize)| {
+            let name = format!("{name}.weight");
+            let weight = self.tensors.matrix(self.at, &name, [*rows, cols])?;
+            Ok((name, weight))
+        };
+        let parts: Vec<_> = parts.iter().map(part).collect::<Result<_, LoadError>>()?;
+        self.pack(&parts)
+    }
+
+    /// These parts, with the names of the tensors that they lie in, as one matrix.
+    fn pack(&mut self, parts: &[(String, Weight<'_>)]) -> Result<S::Matrix, LoadError> {
+        let mut names: Vec<_> = parts.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
         let each = |act: fn(&Tensors, &str)| {
             if S::READS {
-                parts.iter().for_each(|(name, _)| act(self.tensors, &format!("{name}.weight")));
+                names.iter().for_each(|name| act(self.tensors, name));
             }
         };
+        let weights: Vec<_> = parts.iter().map(|(_, weight)| *weight).collect();
         each(Tensors::will_need);
         let (matrix, bytes) = self.sink.matrix(self.at, &weights).map_err(|error| named(error, parts))?;
         each(Tensors::forget);
@@ -297,12 +398,12 @@ impl<S: Sink> Walk<'_, S> {
 }
 
 /// A value that the wanted type cannot hold, with the name of its tensor.
-fn named(error: LoadError, parts: &[(String, usize)]) -> LoadError {
+fn named(error: LoadError, parts: &[(String, Weight<'_>)]) -> LoadError {
     match error {
         LoadError::Backend { path, source: BackendError::OutOfRange { part, row, run_as } } => {
             let (path, name, run_as) = (path.display(), &parts[part].0, run_as.name());
             LoadError::Setting(format!(
-                "{path}: row {row} of tensor `{name}.weight` holds a value that {run_as} cannot; dtype=\"f32\" holds them all"
+                "{path}: row {row} of tensor `{name}` holds a value that {run_as} cannot; dtype=\"f32\" holds them all"
             ))
         }
         other => other,

@@ -18,7 +18,7 @@ use crate::cpu::vector::{Kernel, Vector};
 const CODES_AHEAD: usize = 8192;
 const SCALES_AHEAD: usize = 1024;
 
-/// The outputs of `tiles` of a part of a block type, for `rows`, which begin at a group.
+/// The outputs of `tiles` of a part of a block type, for `rows`.
 pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {
     with_format!(part.dtype, F => isa.run(Tiles::<F> { product, part, rows, tiles, format: std::marker::PhantomData }));
 }
@@ -39,8 +39,10 @@ impl<F: Format> Kernel for Tiles<'_, F> {
         for tile in self.tiles.clone() {
             let mut row = self.rows.start;
             while row < self.rows.end {
-                // As many rows as fit the registers; a few more than are left, rather than another walk.
-                match V::ROWS.min((self.rows.end - row).next_power_of_two()) {
+                // As many rows as fit the registers and are left in the group; a few more than are left in all, rather than
+                // another walk.
+                let in_group = 1 << (GROUP - row % GROUP).ilog2();
+                match V::ROWS.min((self.rows.end - row).next_power_of_two()).min(in_group) {
                     8 => self.rows_of_tile::<V, 8>(v, tile, &mut row),
                     4 => self.rows_of_tile::<V, 4>(v, tile, &mut row),
                     2 => self.rows_of_tile::<V, 2>(v, tile, &mut row),

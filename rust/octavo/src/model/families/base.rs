@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use octavo_kernels::{Activation, Heads, RopeSpec};
+use octavo_kernels::{Activation, Heads};
 
 use crate::error::LoadError;
-use crate::model::spec::{Biases, DecoderSpec, LayerSpec};
+use crate::model::rope::Rope;
+use crate::model::spec::{Biases, DecoderSpec, LayerSpec, QkNorm};
 
 /// No model is wider or deeper; what is larger would only cost memory before the weights' shapes refuse it.
 pub(super) const MAX_SIZE: u64 = 1 << 24;
@@ -21,7 +22,7 @@ pub(super) struct Sizes {
     pub intermediate_size: usize,
     pub heads: Heads,
     pub layers: usize,
-    pub rope: RopeSpec,
+    pub rope: Rope,
     pub max_positions: usize,
     pub norm_eps: f32,
     pub tied_embeddings: bool,
@@ -35,14 +36,15 @@ pub(super) fn plain(sizes: Sizes) -> DecoderSpec {
         hidden_size: sizes.hidden_size,
         intermediate_size: sizes.intermediate_size,
         heads: sizes.heads,
-        layers: vec![LayerSpec { window: None, rope: 0 }; sizes.layers],
+        layers: vec![LayerSpec { window: None, rope: 0, sparse: false }; sizes.layers],
         ropes: vec![sizes.rope],
+        experts: None,
         max_positions: sizes.max_positions,
         norm_eps: sizes.norm_eps,
         norm_weight_offset: 0.0,
         pre_norms: true,
         post_norms: false,
-        qk_norm: false,
+        qk_norm: QkNorm::None,
         biases: Biases::default(),
         tied_embeddings: sizes.tied_embeddings,
         activation: sizes.activation,

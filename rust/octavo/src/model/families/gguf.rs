@@ -1,13 +1,13 @@
 //! What the metadata of a GGUF file says of any decoder.
 
-use octavo_kernels::{Activation, Heads, RopeSpec, RopeStyle};
+use octavo_kernels::{Activation, Heads, RopeStyle};
 
 use super::base::{MAX_LAYERS, MAX_POSITIONS, MAX_SIZE, Sizes, plain, unsupported};
 use crate::error::LoadError;
 use crate::load::ModelFiles;
 use crate::load::metadata::Metadata;
-use crate::model::rope::RopeScaling;
-use crate::model::spec::DecoderSpec;
+use crate::model::rope::{Rope, RopeScaling, Yarn};
+use crate::model::spec::{Biases, DecoderSpec, Experts};
 
 /// The metadata of a GGUF file, and its tensors: some facts are only said by their shapes. Keys are without the
 /// architecture that precedes them.
@@ -40,42 +40,117 @@ impl GgufConfig<'_> {
             heads: Heads { query, kv, head_dim },
             layers: self.need("block_count", self.bounded("block_count", MAX_LAYERS)?)?,
             rope: self.rope(head_dim)?,
-            max_positions: self.bounded("context_length", MAX_POSITIONS)?.unwrap_or(2048),
+            max_positions: self.positions()?,
             norm_eps: self.number("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-6) as f32,
             tied_embeddings: self.files.tensors.get("output.weight").is_none(),
             activation: Activation::Silu,
         }))
     }
 
-    fn rope(&self, head_dim: usize) -> Result<RopeSpec, LoadError> {
-        let rotary_dim = self.size_or("rope.dimension_count", head_dim)?;
-        let theta = self.number("rope.freq_base")?.unwrap_or(10_000.0) as f32;
-        if rotary_dim > head_dim {
-            return Err(self.wrong("rope.dimension_count", format!("{rotary_dim} in heads of {head_dim}")));
+    /// Llama's reading of a mixture of experts, on the layers that have one.
+    pub fn set_experts(&self, spec: &mut DecoderSpec) -> Result<(), LoadError> {
+        let count = match self.integer("expert_count")? {
+            None | Some(0) => return Ok(()),
+            Some(count) => count as usize,
+        };
+        spec.experts = Some(Experts {
+            count,
+            per_token: self.size("expert_used_count")?,
+            intermediate_size: self.size_or("expert_feed_forward_length", spec.intermediate_size)?,
+            renormalise: true,
+        });
+        for (i, layer) in spec.layers.iter_mut().enumerate() {
+            layer.sparse = self.has(&format!("blk.{i}.ffn_gate_inp.weight"));
         }
-        let inv_freq = self.rope_scaling(rotary_dim)?.inv_freq(theta, rotary_dim);
-        Ok(RopeSpec { style: RopeStyle::Halves, inv_freq, scale: 1.0 })
+        Ok(())
+    }
+
+    /// Biases that the file has.
+    pub fn biases(&self) -> Biases {
+        Biases {
+            qkv: self.has("blk.0.attn_q.bias"),
+            output: self.has("blk.0.attn_output.bias"),
+            mlp: self.has("blk.0.ffn_down.bias"),
+        }
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.files.tensors.get(tensor).is_some()
+    }
+
+    fn rope(&self, head_dim: usize) -> Result<Rope, LoadError> {
+        let rotary_dim = self.size_or("rope.dimension_count", head_dim)?;
+        Ok(Rope {
+            style: RopeStyle::Halves,
+            theta: self.number("rope.freq_base")?.unwrap_or(10_000.0),
+            rotary_dim,
+            scaling: self.rope_scaling(rotary_dim)?,
+        })
     }
 
     fn rope_scaling(&self, rotary_dim: usize) -> Result<RopeScaling, LoadError> {
-        const DIVISORS: &str = "rope_freqs.weight";
-        if self.files.tensors.get(DIVISORS).is_some() {
-            let divisors = self.files.tensors.vector(self.files.path(), DIVISORS, rotary_dim / 2)?;
+        let divisors = |name: &str| match self.has(name) {
+            true => self.files.tensors.vector(self.files.path(), name, rotary_dim / 2).map(Some),
+            false => Ok(None),
+        };
+        if let Some(long) = divisors("rope_factors_long.weight")? {
+            let short = divisors("rope_factors_short.weight")?.unwrap_or_else(|| vec![1.0; rotary_dim / 2]);
+            return self.longrope(short, long);
+        }
+        if let Some(divisors) = divisors("rope_freqs.weight")? {
             return Ok(RopeScaling::PerPair(divisors));
         }
         let factor = match self.number("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             None => self.number("rope.scale_linear")?,
         };
+        // A factor of 0 means "not set".
+        let factor = factor.filter(|&factor| factor != 0.0);
         match self.string("rope.scaling.type")?.unwrap_or("linear") {
-            "none" => Ok(RopeScaling::Default),
-            // A factor of 0 means "not set".
-            "linear" => match factor.filter(|&factor| factor != 0.0) {
-                Some(factor) => Ok(RopeScaling::Linear { factor: factor as f32 }),
-                None => Ok(RopeScaling::Default),
-            },
-            other => Err(unsupported(self.files.path(), "rope scaling", other, "none, linear")),
+            "none" | "longrope" => Ok(RopeScaling::Default),
+            "linear" => Ok(factor.map_or(RopeScaling::Default, |factor| RopeScaling::Linear { factor: factor as f32 })),
+            "yarn" => self.yarn(factor.unwrap_or(1.0)),
+            other => Err(unsupported(self.files.path(), "rope scaling", other, "none, linear, yarn, longrope")),
         }
+    }
+
+    /// The file says what cosine and sine are multiplied with; where it does not, it is what Phi-3 does.
+    fn longrope(&self, short: Vec<f32>, long: Vec<f32>) -> Result<RopeScaling, LoadError> {
+        let (original_positions, positions) = (self.original_positions()?, self.positions()?);
+        let attention_factor = match self.number("rope.scaling.attn_factor")? {
+            Some(factor) => factor,
+            None if positions <= original_positions => 1.0,
+            None => {
+                (1.0 + (positions as f64 / original_positions as f64).ln() / (original_positions as f64).ln()).sqrt()
+            }
+        };
+        Ok(RopeScaling::LongRope { short, long, original_positions, attention_factor: attention_factor as f32 })
+    }
+
+    fn yarn(&self, factor: f64) -> Result<RopeScaling, LoadError> {
+        let mut attention_factor = Yarn::magnitude(factor, 1.0);
+        for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
+            attention_factor *= self.number(key)?.unwrap_or(1.0);
+        }
+        Ok(RopeScaling::Yarn(Yarn {
+            factor,
+            beta_fast: self.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            original_positions: self.original_positions()?,
+            attention_factor: attention_factor as f32,
+            truncate: true,
+        }))
+    }
+
+    fn original_positions(&self) -> Result<usize, LoadError> {
+        match self.bounded("rope.scaling.original_context_length", MAX_POSITIONS)? {
+            Some(positions) => Ok(positions),
+            None => self.positions(),
+        }
+    }
+
+    fn positions(&self) -> Result<usize, LoadError> {
+        Ok(self.bounded("context_length", MAX_POSITIONS)?.unwrap_or(2048))
     }
 
     fn key(&self, key: &str) -> String {
@@ -94,6 +169,14 @@ impl GgufConfig<'_> {
     /// A non-negative integer, if the key is there.
     pub fn integer(&self, key: &str) -> Result<Option<u64>, LoadError> {
         self.metadata.integer(&self.key(key)).map_err(|what| self.files.malformed(what))
+    }
+
+    /// The sliding window; 0 means that there is none.
+    pub fn window(&self) -> Result<Option<usize>, LoadError> {
+        match self.integer("attention.sliding_window")? {
+            None | Some(0) => Ok(None),
+            Some(_) => self.bounded("attention.sliding_window", MAX_POSITIONS),
+        }
     }
 
     /// A size that must be there.

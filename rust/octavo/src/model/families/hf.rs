@@ -2,12 +2,13 @@
 
 use std::ops::Deref;
 
-use octavo_kernels::{Activation, Heads, RopeSpec, RopeStyle};
+use octavo_kernels::{Activation, Heads, RopeStyle};
 
 use super::base::{MAX_LAYERS, MAX_POSITIONS, MAX_SIZE, Sizes, plain, unsupported};
+use super::hf_rope::RopeParameters;
 use crate::error::LoadError;
 use crate::load::HfConfig;
-use crate::model::rope::RopeScaling;
+use crate::model::rope::{Rope, RopeScaling};
 use crate::model::spec::DecoderSpec;
 
 /// A `config.json`.
@@ -33,8 +34,8 @@ impl HfDecoder<'_> {
             intermediate_size: self.size("intermediate_size")?,
             heads: Heads { query, kv, head_dim },
             layers: self.need("num_hidden_layers", self.bounded("num_hidden_layers", MAX_LAYERS)?)?,
-            rope: self.rope(&self.rope_parameters("full_attention")?, head_dim)?,
-            max_positions: self.bounded("max_position_embeddings", MAX_POSITIONS)?.unwrap_or(2048),
+            rope: self.global_rope(head_dim)?,
+            max_positions: self.positions()?,
             norm_eps: self.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied_embeddings: self.bool("tie_word_embeddings")?.unwrap_or(false),
             activation: self.activation()?,
@@ -66,69 +67,49 @@ impl HfDecoder<'_> {
     }
 
     /// The rotary embedding of local layers: transformers 5 says it by layer type, 4 only by its theta.
-    pub fn local_rope(&self, default_theta: f64, head_dim: usize) -> Result<RopeSpec, LoadError> {
+    pub fn local_rope(&self, default_theta: f64, head_dim: usize) -> Result<Rope, LoadError> {
         let by_layer_type = self.object("rope_parameters")?.and_then(|all| all.object("sliding_attention").transpose());
-        let parameters = match by_layer_type.transpose()? {
-            Some(parameters) => self.parameters(&parameters)?,
+        match by_layer_type.transpose()? {
+            Some(parameters) => self.rope(Some(&parameters), head_dim),
             None => {
                 let theta = self.number("rope_local_base_freq")?.unwrap_or(default_theta);
-                RopeParameters { theta, scaling: RopeScaling::Default, partial: None }
+                Ok(Rope { style: RopeStyle::Halves, theta, rotary_dim: head_dim, scaling: RopeScaling::Default })
             }
-        };
-        self.rope(&parameters, head_dim)
+        }
     }
 
     /// transformers 5 has `rope_parameters`, once or by layer type; 4 has `rope_theta` and `rope_scaling`.
-    fn rope_parameters(&self, layer_type: &str) -> Result<RopeParameters, LoadError> {
+    fn global_rope(&self, head_dim: usize) -> Result<Rope, LoadError> {
         if let Some(parameters) = self.object("rope_parameters")? {
-            return match parameters.object(layer_type)? {
-                Some(of_type) => self.parameters(&of_type),
-                None => self.parameters(&parameters),
+            return match parameters.object("full_attention")? {
+                Some(of_type) => self.rope(Some(&of_type), head_dim),
+                None => self.rope(Some(&parameters), head_dim),
             };
         }
-        match self.object("rope_scaling")? {
-            Some(scaling) => self.parameters(&scaling),
-            None => Ok(RopeParameters { theta: self.theta()?, scaling: RopeScaling::Default, partial: None }),
-        }
+        self.rope(self.object("rope_scaling")?.as_ref(), head_dim)
     }
 
-    fn theta(&self) -> Result<f64, LoadError> {
-        Ok(self.number("rope_theta")?.unwrap_or(10_000.0))
-    }
-
-    fn parameters(&self, from: &HfConfig) -> Result<RopeParameters, LoadError> {
-        let need = |key: &str| Ok::<_, LoadError>(from.need(key, from.number(key)?)? as f32);
-        // `type` is the older spelling.
-        let rope_type = match from.string("rope_type")? {
-            Some(name) => name,
-            None => from.string("type")?.unwrap_or("default"),
+    /// What `parameters` say, and where they do not, this file.
+    fn rope(&self, parameters: Option<&HfConfig>, head_dim: usize) -> Result<Rope, LoadError> {
+        let number = |key: &str| match parameters.map_or(Ok(None), |parameters| parameters.number(key))? {
+            Some(number) => Ok::<_, LoadError>(Some(number)),
+            None => self.number(key),
         };
-        let scaling = match rope_type {
-            "default" => RopeScaling::Default,
-            "linear" => RopeScaling::Linear { factor: need("factor")? },
-            "llama3" => RopeScaling::Llama3 {
-                factor: need("factor")?,
-                low_freq_factor: need("low_freq_factor")?,
-                high_freq_factor: need("high_freq_factor")?,
-                original_positions: need("original_max_position_embeddings")?,
+        let partial = number("partial_rotary_factor")?.unwrap_or(1.0);
+        Ok(Rope {
+            style: RopeStyle::Halves,
+            theta: number("rope_theta")?.unwrap_or(10_000.0),
+            rotary_dim: (head_dim as f64 * partial.clamp(0.0, 1.0)) as usize,
+            scaling: match parameters {
+                Some(parameters) => RopeParameters { file: self, own: parameters }.scaling()?,
+                None => RopeScaling::Default,
             },
-            other => return Err(self.unsupported("rope type", other, "default, linear, llama3")),
-        };
-        let theta = match from.number("rope_theta")? {
-            Some(theta) => theta,
-            None => self.theta()?,
-        };
-        Ok(RopeParameters { theta, scaling, partial: from.number("partial_rotary_factor")? })
+        })
     }
 
-    fn rope(&self, parameters: &RopeParameters, head_dim: usize) -> Result<RopeSpec, LoadError> {
-        let partial = match parameters.partial {
-            Some(partial) => partial,
-            None => self.number("partial_rotary_factor")?.unwrap_or(1.0),
-        };
-        let rotary_dim = (head_dim as f64 * partial.clamp(0.0, 1.0)) as usize;
-        let inv_freq = parameters.scaling.inv_freq(parameters.theta as f32, rotary_dim);
-        Ok(RopeSpec { style: RopeStyle::Halves, inv_freq, scale: 1.0 })
+    /// Positions that the model was made for.
+    pub fn positions(&self) -> Result<usize, LoadError> {
+        Ok(self.bounded("max_position_embeddings", MAX_POSITIONS)?.unwrap_or(2048))
     }
 
     fn activation(&self) -> Result<Activation, LoadError> {
@@ -143,15 +124,15 @@ impl HfDecoder<'_> {
         }
     }
 
-    fn size(&self, key: &str) -> Result<usize, LoadError> {
+    pub fn size(&self, key: &str) -> Result<usize, LoadError> {
         self.need(key, self.bounded(key, MAX_SIZE)?)
     }
 
-    fn size_or(&self, key: &str, otherwise: usize) -> Result<usize, LoadError> {
+    pub fn size_or(&self, key: &str, otherwise: usize) -> Result<usize, LoadError> {
         Ok(self.bounded(key, MAX_SIZE)?.unwrap_or(otherwise))
     }
 
-    fn bounded(&self, key: &str, most: u64) -> Result<Option<usize>, LoadError> {
+    pub fn bounded(&self, key: &str, most: u64) -> Result<Option<usize>, LoadError> {
         match self.integer(key)? {
             Some(value) if value == 0 || value > most => {
                 Err(self.wrong(format!("`{key}` is {value}, it should be from 1 to {most}")))
@@ -160,14 +141,7 @@ impl HfDecoder<'_> {
         }
     }
 
-    fn unsupported(&self, what: &'static str, found: &str, supported: &str) -> LoadError {
+    pub fn unsupported(&self, what: &'static str, found: &str, supported: &str) -> LoadError {
         unsupported(self.path(), what, found, supported)
     }
-}
-
-struct RopeParameters {
-    theta: f64,
-    scaling: RopeScaling,
-    /// Share of a head that is rotated, where it is said here.
-    partial: Option<f64>,
 }

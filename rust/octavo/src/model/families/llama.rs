@@ -1,6 +1,8 @@
 //! Llama, and everything that its class runs (SmolLM, TinyLlama, Yi …). The plainest decoder: the others are said by how
 //! they differ from it.
 
+use octavo_kernels::RopeStyle;
+
 use super::gguf::GgufConfig;
 use super::hf::HfDecoder;
 use super::{Family, names};
@@ -22,17 +24,13 @@ pub(super) fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> 
     Ok(DecoderSpec { biases: Biases { qkv: attention, output: attention, mlp }, ..config.decoder()? })
 }
 
-fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {
+pub(super) fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {
+    let mut spec = DecoderSpec { biases: config.biases(), ..config.decoder()? };
     // Converters reorder the query and key rows of this family to RoFormer's pairs.
-    let mut spec = config.decoder()?;
     for rope in &mut spec.ropes {
-        rope.style = octavo_kernels::RopeStyle::Interleaved;
+        rope.style = RopeStyle::Interleaved;
     }
-    let has = |name| config.files.tensors.get(name).is_some();
-    spec.biases = Biases {
-        qkv: has("blk.0.attn_q.bias"),
-        output: has("blk.0.attn_output.bias"),
-        mlp: has("blk.0.ffn_down.bias"),
-    };
+    // Mixtral's files are of this family.
+    config.set_experts(&mut spec)?;
     Ok(spec)
 }

@@ -2,15 +2,22 @@
 
 mod base; // the plainest decoder
 mod hf; // what a config.json says of any decoder
+mod hf_rope; // and of its rotary embedding
 mod gguf; // what GGUF metadata says of any decoder
 mod names; // what weights are called
+mod gemma2;
 mod gemma3;
+mod granite;
 mod llama;
 mod mistral;
+mod mixtral;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 
-pub use names::WeightNames;
+pub use names::{ExpertNames, WeightNames};
 
 use gguf::GgufConfig;
 use hf::HfDecoder;
@@ -35,7 +42,19 @@ struct Family {
     gguf_names: &'static WeightNames,
 }
 
-const FAMILIES: [&Family; 5] = [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY];
+const FAMILIES: [&Family; 11] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &mixtral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &phi3::FAMILY,
+    &granite::FAMILY,
+    &olmo2::FAMILY,
+];
 
 /// A model that can be run: its spec, and what its weights are called in its files.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use super::gguf::GgufConfig;
 use super::hf::HfDecoder;
 use super::{Family, names, qwen2};
 use crate::error::LoadError;
-use crate::model::spec::{Biases, DecoderSpec};
+use crate::model::spec::{Biases, DecoderSpec, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
     hf_architecture: "Qwen3ForCausalLM",
@@ -16,13 +16,17 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
-    let attention = config.bool("attention_bias")?.unwrap_or(false);
-    let biases = Biases { qkv: attention, output: attention, mlp: false };
-    let mut spec = DecoderSpec { qk_norm: true, biases, ..config.decoder()? };
+    let mut spec = without_windows(config)?;
     qwen2::set_windows(config, &mut spec)?;
     Ok(spec)
 }
 
-fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {
-    Ok(DecoderSpec { qk_norm: true, ..config.decoder()? })
+pub(super) fn without_windows(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
+    let attention = config.bool("attention_bias")?.unwrap_or(false);
+    let biases = Biases { qkv: attention, output: attention, mlp: false };
+    Ok(DecoderSpec { qk_norm: QkNorm::PerHead, biases, ..config.decoder()? })
+}
+
+pub(super) fn from_gguf(config: &GgufConfig<'_>) -> Result<DecoderSpec, LoadError> {
+    Ok(DecoderSpec { qk_norm: QkNorm::PerHead, ..config.decoder()? })
 }
