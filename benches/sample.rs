@@ -51,7 +51,7 @@ fn main() {
             check(&mut sampler, &logits, &draw, &prompt);
             bench.line(name, &shape, work, || {
                 draw.position += 1;
-                sampler.draw(&logits, &draw)
+                sampler.draw(&logits, &draw, None)
             });
             if name == "top-p 0.95" {
                 bench.line("  the same by sorting", &shape, work, || {
