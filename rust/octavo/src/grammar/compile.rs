@@ -101,10 +101,15 @@ fn source(constraint: &Constraint) -> Result<TopLevelGrammar, String> {
         }
         Constraint::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
         Constraint::Choice(choices) => {
-            let quoted: Vec<String> = choices.iter().map(|choice| serde_json::Value::from(&**choice).to_string()).collect();
+            let quoted: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
             TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}\n", quoted.join(" | ")))
         }
     })
+}
+
+/// A text as Lark takes it: JSON, and without the one control character that JSON leaves as it is.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string().replace('\x7f', "\\u007f")
 }
 
 /// Places for compilers.

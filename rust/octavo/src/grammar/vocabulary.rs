@@ -158,12 +158,19 @@ fn word<'a>(tokenizer: &'a Tokenizer, id: u32, end_token_ids: &[u32]) -> &'a [u8
     if is_text && piece.len() <= LONGEST_TOKEN && !piece.contains(&NEVER_IN_TEXT) { piece } else { &[] }
 }
 
+/// What the library says where no token can follow.
+const NOTHING_FITS: &str = "NoExtensionBias";
 /// Longest error that is passed on: some quote the grammar.
 const LONGEST_ERROR: usize = 500;
 
 /// An error of the library, without what is for its own makers.
-pub(super) fn told(error: &str) -> String {
+fn told(error: &str) -> String {
     let error = error.split("\n<").next().unwrap_or(error).trim();
+    let error = match error.strip_prefix("panic: ") {
+        Some(what) => &format!("it is beyond what can be compiled ({what})"),
+        None if error == NOTHING_FITS => "no text of this model's tokens fits it",
+        None => error,
+    };
     match error.char_indices().nth(LONGEST_ERROR) {
         Some((end, _)) => format!("{}…", &error[..end]),
         None => error.to_owned(),
