@@ -59,7 +59,11 @@ fn main() {
         let at = |part: f64| masks.get((masks.len() as f64 * part) as usize).copied().unwrap_or(Duration::ZERO);
         println!(
             "{name:24} {:7} tokens: vocabulary {vocabulary:8.1?}, schema {compiled:8.1?}, {} masks: median {:.1?}, 99 % {:.1?}, first of a sequence included; largest {:.1?}",
-            tokenizer.len(), masks.len(), at(0.5), at(0.99), at(0.9999)
+            tokenizer.len(),
+            masks.len(),
+            at(0.5),
+            at(0.99),
+            at(0.9999)
         );
     }
 }

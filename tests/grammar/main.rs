@@ -161,7 +161,9 @@ fn cases() -> Vec<(Constraint, Fits)> {
         (Constraint::Regex("[a-z]{2,5}-[0-9]{1,3}".into()), is_code),
         (Constraint::Regex(" [ab]{2,4} ".into()), is_padded),
         (Constraint::Regex("a*".into()), |text| all(text, "a")),
-        (Constraint::Regex("[é🙂文]{1,4}".into()), |text| all(text, "é🙂文") && (1..=4).contains(&text.chars().count())),
+        (Constraint::Regex("[é🙂文]{1,4}".into()), |text| {
+            all(text, "é🙂文") && (1..=4).contains(&text.chars().count())
+        }),
         (Constraint::JsonSchema(person.to_string()), is_person),
         (Constraint::JsonSchema("{}".into()), is_json),
         (Constraint::Lark(sum.into()), is_sum),

@@ -118,8 +118,8 @@ def test_json_fits_its_schema(nonsense: octavo.LLM) -> None:
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_a_real_model_answers_in_json(llm: octavo.LLM, schema: Any) -> None:
     prompt = [{"role": "user", "content": f"Answer in JSON, as short as you can. The schema: {json.dumps(schema)}"}]
-    for seed, temperature in [(0, 0.0), (1, 1.0), (2, 1.0)]:
-        result = llm.generate(prompt, params_of(seed, temperature, json_schema=schema))
+    params = [params_of(*how, json_schema=schema) for how in [(0, 0.0), (1, 1.0), (2, 1.0)]]
+    for result in llm.generate([prompt] * len(params), params):
         if result.finish_reason == "stop":
             check_json(result.text, schema)
         else:
@@ -172,7 +172,7 @@ def test_preemption_and_chunks_change_nothing(tiny_path: str) -> None:
     prompts = [list(range(1, 40 + seed)) for seed in range(12)]
     with octavo.LLM(tiny_path, kv_cache_bytes="16MiB") as roomy:
         wanted = [fingerprint(result) for result in roomy.generate(prompts, params)]
-        block_bytes = roomy.facts.kv_cache_bytes // roomy.stats().blocks
+        block_bytes = roomy.facts.block_bytes
     with octavo.LLM(
         tiny_path, kv_cache_bytes=24 * block_bytes, max_model_len=256, max_num_batched_tokens=16, max_num_seqs=12
     ) as tight:

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use octavo::execute::Draw;
 use octavo::request::SamplingParams;
 use octavo::sample::random::coin;
-use octavo::sample::{Sampler, TokenHistory};
+use octavo::sample::{Sampler, TokenHistory, TokenMask};
 
 /// A draw for these parameters, after these tokens.
 fn draw(params: SamplingParams, prompt: &[u32], output: &[u32]) -> Draw {
@@ -26,7 +26,7 @@ fn improbability(sampler: &mut Sampler, logits: &[f32], mut draw: Draw, probabil
     let mut drawn = vec![0usize; logits.len()];
     for position in 0..count {
         draw.position = position;
-        drawn[sampler.draw(logits, &draw).expect("a token").token_id as usize] += 1;
+        drawn[sampler.draw(logits, &draw, None).expect("a token").token_id as usize] += 1;
     }
     let (mut rare, mut terms) = ((0.0, 0.0), Vec::new());
     for (&got, &p) in drawn.iter().zip(probabilities) {
@@ -179,7 +179,9 @@ fn what_cannot_be_drawn_is_an_error_of_that_request() {
             let error = sampler.draw(&logits, &draw(None, &[]), None).expect_err("no token");
             assert!(error.contains("token 37") && error.contains(name), "{error}");
         }
-        assert!(sampler.draw(&[f32::NEG_INFINITY; 40], &draw(None, &[]), None).expect_err("no token").contains("masked"));
+        assert!(
+            sampler.draw(&[f32::NEG_INFINITY; 40], &draw(None, &[]), None).expect_err("no token").contains("masked")
+        );
         assert!(sampler.draw(&[0.5; 40], &draw(Some(vec![5, 9]), &[9, 5]), None).is_err());
         let last_one = sampler.draw(&[0.5; 40], &draw(Some(vec![5, 9]), &[5]), None).expect("token 9 is left");
         assert_eq!(last_one.token_id, 9);
@@ -218,5 +220,30 @@ fn bad_words_ban_the_last_token_after_the_others() {
         let p = Sampler::new(6).probabilities(&[1.0; 6], &draw(params.clone(), prompt, output), None).expect("tokens");
         let zero: Vec<usize> = (0..6).filter(|&i| p[i] == 0.0).collect();
         assert_eq!(zero, banned, "after {prompt:?} {output:?}");
+    }
+}
+
+#[test]
+fn a_mask_is_a_list_of_allowed_tokens() {
+    let vocab = 70;
+    for case in 0..200 {
+        let params = SamplingParams { allowed_token_ids: None, ..any_params(case, vocab) };
+        let logits: Vec<f32> = (0..vocab).map(|i| (coin(case, i + 900) * 9.0) as f32).collect();
+        let allowed: Vec<u32> = (0..vocab as u32).filter(|&id| coin(case, id as usize + 500) < 0.3).collect();
+        // Room for fewer tokens than there are logits, or for more: what there is no room for is masked.
+        let room = vocab - 6 + case as usize % 12;
+        let mut mask = TokenMask::none(room);
+        allowed.iter().for_each(|&id| mask.allow(id));
+        let allowed: Vec<u32> = allowed.into_iter().filter(|&id| mask.allows(id)).collect();
+        let listed = SamplingParams { allowed_token_ids: Some(allowed), ..params.clone() };
+        let mut sampler = Sampler::new(vocab);
+        let masked = draw(params, &[1], &[2, 2]);
+        let listed = draw(listed, &[1], &[2, 2]);
+        assert_eq!(
+            sampler.probabilities(&logits, &masked, Some(&mask)),
+            sampler.probabilities(&logits, &listed, None),
+            "case {case}"
+        );
+        assert_eq!(sampler.draw(&logits, &masked, Some(&mask)), sampler.draw(&logits, &listed, None), "case {case}");
     }
 }

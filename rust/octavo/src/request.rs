@@ -114,7 +114,9 @@ impl Constraint {
             return Err(format!("{name} has {} bytes, at most {MAX_CONSTRAINT_BYTES} are taken", self.bytes()));
         }
         match self {
-            Self::Choice(choices) if choices.is_empty() => Err("choice is empty: there is nothing to choose from".into()),
+            Self::Choice(choices) if choices.is_empty() => {
+                Err("choice is empty: there is nothing to choose from".into())
+            }
             Self::Choice(choices) => match choices.iter().position(String::is_empty) {
                 Some(i) => Err(format!("choice[{i}] is an empty string, which no token can stand for")),
                 None => Ok(()),

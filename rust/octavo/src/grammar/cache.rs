@@ -54,14 +54,43 @@ impl Cache {
             self.bytes -= entry.grammar.bytes();
         }
     }
+}
 
-    #[cfg(test)]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
 
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.entries.len()
+    use super::*;
+    use crate::grammar::compile::{self, Slots};
+    use crate::grammar::vocabulary::Vocabulary;
+
+    #[test]
+    fn the_least_recently_used_make_room() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer/tiny/spm");
+        let tokenizer = crate::load::folder_tokenizer(&folder).expect("a tokenizer");
+        let vocabulary = Arc::new(Vocabulary::new(&tokenizer, tokenizer.len(), &[]).expect("a vocabulary"));
+        let regex = |i: usize| Constraint::Regex(format!("ab{i}"));
+        let compile = |constraint: &Constraint| {
+            compile::within_limits(&vocabulary, constraint, &Arc::new(Slots::default())).expect("a grammar")
+        };
+        let one = compile(&regex(0)).bytes();
+        let mut cache = Cache::new(4 * one + one / 2);
+        for i in 0..20 {
+            cache.insert(regex(i), compile(&regex(i)));
+            // The first is used all the time.
+            assert!(cache.get(&regex(0)).is_some(), "{i}");
+            assert!(cache.bytes <= cache.most_bytes);
+            assert_eq!(cache.bytes, cache.entries.values().map(|entry| entry.grammar.bytes()).sum::<usize>());
+        }
+        assert!((3..=4).contains(&cache.entries.len()), "{}", cache.entries.len());
+        assert!(cache.get(&regex(19)).is_some() && cache.get(&regex(1)).is_none());
+        // Again under the same name: it counts once.
+        cache.insert(regex(0), compile(&regex(0)));
+        assert_eq!(cache.bytes, cache.entries.values().map(|entry| entry.grammar.bytes()).sum::<usize>());
+        // One that is too large alone drives nobody out.
+        let (before, large) = (cache.entries.len(), Constraint::Regex("x".repeat(100_000)));
+        cache.insert(large.clone(), compile(&large));
+        assert!(cache.get(&large).is_none());
+        assert_eq!(cache.entries.len(), before);
     }
 }

@@ -87,6 +87,3 @@ impl Grammars {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-#[cfg(test)]
-mod tests;

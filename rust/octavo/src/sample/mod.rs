@@ -58,12 +58,7 @@ impl Sampler {
     }
 
     /// The probability with which [`draw`](Self::draw) gives each token, by the same steps.
-    pub fn probabilities(
-        &mut self,
-        logits: &[f32],
-        draw: &Draw,
-        mask: Option<&TokenMask>,
-    ) -> Result<Vec<f32>, String> {
+    pub fn probabilities(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Vec<f32>, String> {
         let mut probabilities = vec![0.0; logits.len()];
         match self.keep(logits, draw, mask)? {
             Choice::Greedy(token_id) => probabilities[token_id as usize] = 1.0,

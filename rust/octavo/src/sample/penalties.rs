@@ -8,12 +8,7 @@ use crate::request::SamplingParams;
 /// Costs one copy of the vocabulary; the rest is per token that changes.
 ///
 /// A token that the model has no logit for is passed over: it could not be drawn anyway.
-pub fn adjust<'a>(
-    logits: &'a [f32],
-    draw: &Draw,
-    mask: Option<&TokenMask>,
-    scratch: &'a mut Vec<f32>,
-) -> &'a [f32] {
+pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>, scratch: &'a mut Vec<f32>) -> &'a [f32] {
     let params = &*draw.params;
     if mask.is_none()
         && !params.needs_history()
