@@ -11,7 +11,8 @@ use octavo_kernels::cpu::CpuBackend;
 use octavo_kernels::cpu::limits::last_cache_bytes;
 use octavo_kernels::reference::Activations;
 use octavo_kernels::{
-    Activation, Backend, CacheDtype, CacheShape, DType, Heads, Mask, RopeSpec, RopeStyle, Segment, StepInput, Weight,
+    Activation, Backend, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, RopeSpec, RopeStyle, Segment,
+    StepInput, Weight,
 };
 use support::{Bench, Work};
 
@@ -111,6 +112,7 @@ struct Attention {
 }
 
 const BLOCK_SIZE: usize = 16;
+const PLACE: CacheLayer = CacheLayer { group: 0, layer: 0 };
 /// Rows at a time that fill the cache.
 const CHUNK: usize = 256;
 
@@ -172,14 +174,15 @@ impl Operation for Attention {
             for first in (0..context).step_by(CHUNK) {
                 let end = context.min(first + CHUNK);
                 self.begin(backend, sequence..sequence + 1, end - first, end);
-                backend.rope_and_cache(&mut qkv, &mut cache, 0, heads, None, None, 0.0, &rope);
+                backend.rope_and_cache(&mut qkv, &mut cache, PLACE, heads, None, None, 0.0, &rope);
             }
         }
         self.begin(backend, 0..sequences, rows, context);
         let out = backend.buffer(sequences * rows, heads.query_width()).expect("memory");
         let mask = Mask { scale: (head_dim as f32).sqrt().recip(), window: None, soft_cap: None };
-        let run =
-            Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.attention(out, &qkv, &cache, 0, heads, mask));
+        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| {
+            backend.attention(out, &qkv, &cache, PLACE, heads, mask)
+        });
         Ready { out, rows: sequences * rows, width: heads.query_width(), run }
     }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use octavo::kv::{BlockTable, KvCache, PrefixChain, PrefixKey};
+use octavo::kv::{BlockTable, KvCache, KvLayout, PrefixChain, PrefixKey};
 use octavo::request::Time;
 use support::{Bench, Work};
 
@@ -18,7 +18,7 @@ fn names(first: u32, blocks: usize) -> Vec<PrefixKey> {
 
 /// A sequence that took `names.len()` blocks and published them all.
 fn publish(kv: &mut KvCache, names: &[PrefixKey]) -> BlockTable {
-    let mut table = BlockTable::default();
+    let mut table = kv.table();
     assert!(kv.grow(&mut table, names.len() * BLOCK_SIZE, NOW), "there are enough blocks");
     names.iter().enumerate().for_each(|(index, &name)| kv.publish(&table, index, name));
     table
@@ -31,8 +31,8 @@ fn main() {
     let shape = format!("{blocks} blocks ({tokens} tokens)");
     let (ids, keys) = (Work::cache(4 * blocks), Work::cache(size_of::<PrefixKey>() * blocks));
 
-    let mut kv = KvCache::new(bench.size(100_000, 100), BLOCK_SIZE, true);
-    let mut table = BlockTable::default();
+    let mut kv = KvCache::new(bench.size(100_000, 100), KvLayout::new(BLOCK_SIZE), true);
+    let mut table = kv.table();
     bench.line("take and give back", &shape, ids, || {
         assert!(kv.grow(&mut table, tokens, NOW));
         kv.release(&mut table, NOW)
@@ -45,8 +45,8 @@ fn main() {
     let mut owner = publish(&mut kv, &shared);
     kv.release(&mut owner, NOW);
     let find = |kv: &KvCache| kv.find_prefix(blocks, |index| shared[index]);
-    assert_eq!(find(&kv).len(), blocks, "what was published is found");
-    assert_eq!(kv.find_prefix(1, |_| names(2, 1)[0]).len(), 0, "nothing else is");
+    assert_eq!(find(&kv).len, blocks, "what was published is found");
+    assert_eq!(kv.find_prefix(1, |_| names(2, 1)[0]).len, 0, "nothing else is");
     bench.line("find", &shape, keys, || find(&kv));
 
     let found = find(&kv);
@@ -57,7 +57,7 @@ fn main() {
     kv.check([].into_iter());
 
     // A pool with nothing but remembered blocks: whoever takes some makes others forgotten.
-    let mut full = KvCache::new(4 * blocks, BLOCK_SIZE, true);
+    let mut full = KvCache::new(4 * blocks, KvLayout::new(BLOCK_SIZE), true);
     let generations: Vec<Vec<PrefixKey>> = (0..8).map(|i| names(1 + i * 1_000_000, blocks)).collect();
     let mut turn = 0;
     let mut replace = || {

@@ -70,7 +70,7 @@ fn check(sampler: &mut Sampler, logits: &[f32], draw: &Draw, prompt: &[u32]) {
     }
     let prompt = &prompt[..10];
     let draw = Draw { history: Some(Arc::new(TokenHistory::new(prompt))), ..draw.clone() };
-    let got = sampler.probabilities(logits, &draw).expect("tokens");
+    let got = sampler.probabilities(logits, &draw, None).expect("tokens");
     let want = naive::probabilities(logits, &draw, (prompt, &[]));
     for (got, want) in got.iter().zip(want) {
         assert!((f64::from(*got) - want).abs() < 1e-6, "{got}, not {want}");

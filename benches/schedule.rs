@@ -6,6 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use octavo::execute::{Batch, Drawn, EntryOutput, StepOutput};
+use octavo::kv::KvLayout;
 use octavo::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use octavo::schedule::{Command, Event, Scheduler, SchedulerConfig};
 use support::{Bench, Work};
@@ -31,7 +32,7 @@ impl World {
             max_num_batched_tokens: running + 2 * PROMPT.max(running * PROMPT / MAX_TOKENS),
             max_queue: running + waiting,
             max_model_len: PROMPT + MAX_TOKENS,
-            block_size: BLOCK_SIZE,
+            layout: KvLayout::new(BLOCK_SIZE),
             blocks: 2 * running * blocks_each,
             enable_prefix_caching: true,
         };
@@ -60,7 +61,7 @@ impl World {
             guide: None,
             priority: 0,
             deadline: None,
-            cache_salt: "".into(),
+            cache_salt: Some("".into()),
             user: "".into(),
         };
         self.scheduler.apply(Command::Submit(Box::new(request)), self.now);

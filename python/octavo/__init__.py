@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from octavo._models import resolve
     from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
     from octavo._params import SamplingParams
+    from octavo._score import Score
     from octavo._stream import AsyncStream, Stream
 
 # Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
@@ -45,6 +46,7 @@ _HOMES = {
     "_models": ("resolve",),
     "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
     "_params": ("SamplingParams",),
+    "_score": ("Score",),
     "_stream": ("AsyncStream", "Stream"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -66,6 +68,7 @@ __all__ = [
     "QueueFullError",
     "Result",
     "SamplingParams",
+    "Score",
     "Stats",
     "Stream",
     "TokenLogprobs",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from octavo._errors import QueueFullError
 from octavo._progress import Progress, bar_on_terminal
 
 if TYPE_CHECKING:
-    from octavo._octavo import Result, Ticket
+    from octavo._octavo import Ticket
+
+T = TypeVar("T")
 
 # The engine always has as many waiting as running, so one look at the answers in this time keeps its batch full.
 _LOOK_S = 0.02
@@ -22,13 +24,18 @@ def window(max_num_seqs: int, max_queue: int) -> int:
     return max_num_seqs + min(max_num_seqs, max_queue)
 
 
-def generate_batch(
-    submit: Callable[[int], Ticket], choices: Sequence[int], room: int, progress: Progress
-) -> list[Result]:
-    """The answers to prompts ``0..len(choices)``, in order. The first failure ends the whole."""
-    flight = _Flight(submit, choices, room)
+def run_batch(
+    submit: Callable[[int], Ticket],
+    take: Callable[[Ticket], T],
+    choices: Sequence[int],
+    room: int,
+    progress: Progress,
+    verb: str,
+) -> list[T]:
+    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. The first failure ends the whole."""
+    flight = _Flight(submit, take, choices, room)
     begun = time.monotonic()
-    with bar_on_terminal("generate", progress, unit="prompts") as report:
+    with bar_on_terminal(verb, progress, unit="prompts") as report:
         try:
             while not flight.over():
                 flight.refill()
@@ -42,14 +49,16 @@ def generate_batch(
     return flight.results()
 
 
-class _Flight:
+class _Flight(Generic[T]):
     """Prompts on their way: not yet submitted, in flight, or answered."""
 
-    def __init__(self, submit: Callable[[int], Ticket], choices: Sequence[int], room: int) -> None:
-        self._submit, self._choices, self._room = submit, choices, room
+    def __init__(
+        self, submit: Callable[[int], Ticket], take: Callable[[Ticket], T], choices: Sequence[int], room: int
+    ) -> None:
+        self._submit, self._take, self._choices, self._room = submit, take, choices, room
         self._next = 0
         self._flying: dict[int, Ticket] = {}
-        self._results: dict[int, Result] = {}
+        self._results: dict[int, T] = {}
         self._tokens_done = 0
 
     @property
@@ -81,7 +90,7 @@ class _Flight:
         for i in [i for i, ticket in self._flying.items() if ticket.wait(0.0)]:
             ticket = self._flying.pop(i)
             self._tokens_done += ticket.tokens
-            self._results[i] = ticket.result()
+            self._results[i] = self._take(ticket)
 
     def tokens(self) -> int:
         return self._tokens_done + sum(ticket.tokens for ticket in self._flying.values())
@@ -90,5 +99,5 @@ class _Flight:
         for ticket in self._flying.values():
             ticket.cancel()
 
-    def results(self) -> list[Result]:
+    def results(self) -> list[T]:
         return [self._results[i] for i in range(len(self._choices))]

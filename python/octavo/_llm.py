@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from octavo import _models
-from octavo._batch import generate_batch, window
+from octavo._batch import run_batch, window
 from octavo._errors import InvalidRequestError, ModelLoadError
 from octavo._octavo import Engine, Result, Ticket
 from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_text
 from octavo._progress import Progress, bar_on_terminal
-from octavo._prompts import Messages, Prompt, is_batch, to_engine
+from octavo._prompts import Messages, Prompt, TokenIds, is_batch, to_engine
+from octavo._score import Score, token_pairs
 from octavo._sizes import parse_bytes
 from octavo._stream import AsyncStream, Stream
 
@@ -153,11 +154,13 @@ class LLM:
         call = _Call(params, keywords)
         if is_batch(prompt):
             prompts = list(prompt)
-            return generate_batch(
+            return run_batch(
                 lambda i: self._submit(prompts[i], call, at=i),
+                lambda ticket: ticket.result(),
                 call.choices(len(prompts)),
                 self._window,
                 self._progress,
+                "generate",
             )
         ticket = self._submit(prompt, call)
         try:
@@ -275,6 +278,30 @@ class LLM:
         ticket.wait()
         rows: NDArray[Any] = numpy.frombuffer(ticket.logits(), dtype="<f4")
         return rows.reshape(-1, self._engine.facts.vocab)
+
+    def score(self, prompt: Prompt, continuations: Sequence[str | TokenIds], *, cache_salt: str = "") -> list[Score]:
+        """How likely each continuation is after the prompt, and whether greedy decoding would write it.
+
+        The prompt is computed once, and the continuations after it together. Text after text is split into tokens as one,
+        as evaluation harnesses do it: spaces that end the prompt belong to the continuation, and its tokens are those of
+        the whole beyond as many as the prompt alone has.
+
+        Args:
+            prompt: Text, messages (the continuations are what the assistant says), or token ids.
+            continuations: Texts or token ids; each has at least one token.
+            cache_salt: Namespace of cached prefixes.
+
+        Raises:
+            InvalidRequestError: A continuation is empty, or too long for the model.
+        """
+        pairs = token_pairs(self._engine, prompt, continuations)
+        params, options = SamplingParams(prompt_logprobs=0), CallOptions(cache_salt=cache_salt)
+
+        def submit(i: int) -> Ticket:
+            before, after = pairs[i]
+            return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before))
+
+        return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score")
 
     # ---- the engine ----------------------------------------------------------------------------------------------
 

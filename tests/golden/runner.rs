@@ -7,12 +7,12 @@ use std::sync::Arc;
 use octavo::execute::local::LocalExecutor;
 use octavo::execute::{Batch, Draw, Entry, Executor, LogitRows};
 use octavo::load::ModelFiles;
-use octavo::model::{Decoder, Model, Weights};
+use octavo::model::{Decoder, LayerGroups, Model, Weights};
 use octavo::request::{RequestId, SamplingParams};
 use octavo_kernels::{Backend, CacheDtype, Segment, StepLimits};
 
 pub const BLOCK_SIZE: usize = 16;
-pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, table_entries: 1024 };
+pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, groups: 1, table_entries: 1024 };
 const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
@@ -20,8 +20,9 @@ pub fn decoder<B: Backend>(path: &Path, mut backend: B) -> Decoder<B> {
     let files = ModelFiles::open(path).unwrap();
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
-    let cache = model.spec.cache_shape(BLOCKS, BLOCK_SIZE, CacheDtype::F32);
-    Decoder::new(backend, model.spec, weights, cache, LIMITS.rows).unwrap()
+    let groups = LayerGroups::new(&model.spec, 0);
+    let cache = groups.cache_shape(&model.spec, BLOCKS, BLOCK_SIZE, CacheDtype::F32);
+    Decoder::new(backend, model.spec, weights, &groups, cache, LIMITS.rows).unwrap()
 }
 
 /// What a sequence gave.

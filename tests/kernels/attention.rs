@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use octavo_kernels::{
-    Backend, CacheDtype, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment, StepInput, cpu::Isa,
-    reference::Activations,
+    Backend, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment, StepInput,
+    cpu::Isa, reference::Activations,
 };
 
 use crate::harness::*;
@@ -55,13 +55,13 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
     let rope = backend.rope(&RopeSpec { style: scene.style, inv_freq, scale: 1.1 }).unwrap();
     let norms = [0; 2].map(|_| scene.norms.then(|| backend.vector(&random.normals(heads.head_dim)).unwrap()));
 
-    // Blocks in no order, one more than needed, and every one of them written to before.
-    let blocks: usize = lengths.iter().map(|len| len.div_ceil(BLOCK_SIZE)).sum::<usize>() + 1;
+    // Two groups' blocks in no order, one more than needed, and every one of them written to before.
+    let blocks: usize = 2 * lengths.iter().map(|len| len.div_ceil(BLOCK_SIZE)).sum::<usize>() + 1;
     let mut shuffled: Vec<u32> = (0..blocks as u32).collect();
     random.shuffle(&mut shuffled);
     let mut free = shuffled.iter().copied();
-    let tables: Vec<Vec<u32>> =
-        lengths.iter().map(|len| free.by_ref().take(len.div_ceil(BLOCK_SIZE)).collect()).collect();
+    let tables: [Vec<Vec<u32>>; 2] =
+        [0, 1].map(|_| lengths.iter().map(|len| free.by_ref().take(len.div_ceil(BLOCK_SIZE)).collect()).collect());
     let shape = CacheShape { dtype: scene.dtype, ..cache_shape(blocks, heads.kv, heads.head_dim) };
     let mut cache = backend.cache(shape).unwrap();
     let mut qkv = backend.buffer(LIMITS.rows, heads.qkv_width()).unwrap();
@@ -74,43 +74,47 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
         backend.begin(&StepInput { ids: &ids, positions: &positions, slots, segments: &[segment], block_tables: &[] });
         backend.embed(&mut qkv, &table, 1.0);
         for layer in 0..shape.layers {
-            backend.rope_and_cache(&mut qkv, &mut cache, layer, heads, None, None, 1e-6, &rope);
+            let place = CacheLayer { group: 0, layer };
+            backend.rope_and_cache(&mut qkv, &mut cache, place, heads, None, None, 1e-6, &rope);
         }
     }
 
     let mut done = vec![0; lengths.len()];
     let mut result = Rows::new();
     for (advances, attend) in plan {
-        let (mut ids, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut segments, mut block_tables) = (Vec::new(), Vec::new());
+        let (mut ids, mut positions, mut slots) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
+        let (mut segments, mut block_tables) = (Vec::new(), [Vec::new(), Vec::new()]);
         for &(sequence, rows) in advances {
             let context = done[sequence] + rows;
-            segments.push(Segment { first_row: ids.len(), rows, context, first_table_entry: block_tables.len() });
+            segments.push(Segment { first_row: ids.len(), rows, context, first_table_entry: block_tables[1].len() });
             for position in done[sequence]..context {
                 ids.push((first_id[sequence] + position) as u32);
                 positions.push(position as u32);
-                slots
-                    .push(tables[sequence][position / BLOCK_SIZE] * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32);
+                for (slots, tables) in slots.iter_mut().zip(&tables) {
+                    let block = tables[sequence][position / BLOCK_SIZE] * BLOCK_SIZE as u32;
+                    slots.push(block + (position % BLOCK_SIZE) as u32);
+                }
             }
             // Blocks before every window have been given back.
             let first_seen = scene.mask.window.map_or(0, |window| (done[sequence] + 1).saturating_sub(window));
-            block_tables.extend(
-                (0..context.div_ceil(BLOCK_SIZE)).map(|i| {
+            for (block_tables, tables) in block_tables.iter_mut().zip(&tables) {
+                block_tables.extend((0..context.div_ceil(BLOCK_SIZE)).map(|i| {
                     if (i + 1) * BLOCK_SIZE <= first_seen { StepInput::NO_BLOCK } else { tables[sequence][i] }
-                }),
-            );
+                }));
+            }
             done[sequence] = context;
         }
-        let (segments, block_tables) = (&segments, &block_tables);
-        backend.begin(&StepInput { ids: &ids, positions: &positions, slots: &slots, segments, block_tables });
+        let (slots, segments, block_tables) = (&slots.concat(), &segments, &block_tables.concat());
+        backend.begin(&StepInput { ids: &ids, positions: &positions, slots, segments, block_tables });
         backend.embed(&mut qkv, &table, 1.0);
         let [query_norm, key_norm] = [norms[0].as_ref(), norms[1].as_ref()];
-        // Layer 0 keeps its poison, so reading the wrong layer shows.
-        backend.rope_and_cache(&mut qkv, &mut cache, 1, heads, query_norm, key_norm, 1e-6, &rope);
+        // Layer 0 and the blocks of group 0 keep their poison, so reading the wrong ones shows.
+        let place = CacheLayer { group: 1, layer: 1 };
+        backend.rope_and_cache(&mut qkv, &mut cache, place, heads, query_norm, key_norm, 1e-6, &rope);
         if !attend {
             continue;
         }
-        backend.attention(&mut out, &qkv, &cache, 1, heads, scene.mask);
+        backend.attention(&mut out, &qkv, &cache, place, heads, scene.mask);
         let qkv = backend.read(&qkv, ids.len(), heads.qkv_width()).to_vec();
         let out = backend.read(&out, ids.len(), heads.query_width());
         for (row, &id) in ids.iter().enumerate() {

@@ -82,7 +82,7 @@ fn an_unused_cache_is_not_resident() {
 
 #[test]
 fn steps_that_contradict_themselves_stop_the_engine() {
-    let limits = StepLimits { rows: 4, segments: 2, table_entries: 4 };
+    let limits = StepLimits { rows: 4, segments: 2, groups: 2, table_entries: 4 };
     let fine = |first_row, rows, context| Segment { first_row, rows, context, first_table_entry: 0 };
     let check = |what: &str, rows: u32, positions: &[u32], slots: &[u32], segments: &[Segment]| {
         let mut backend =
@@ -94,6 +94,10 @@ fn steps_that_contradict_themselves_stop_the_engine() {
     };
     check("fine", 3, &[0, 1, 7], &[0, 1, 40], &[fine(0, 2, 2), fine(2, 1, 8)]);
     check("too many rows", 5, &[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4], &[fine(0, 5, 5)]);
+    check("fine", 2, &[0, 1], &[0, 1, 20, 21], &[fine(0, 2, 2)]);
+    check("too many groups", 2, &[0, 1], &[0, 1, 20, 21, 40, 41], &[fine(0, 2, 2)]);
+    check("half a group", 2, &[0, 1], &[0, 1, 20], &[fine(0, 2, 2)]);
+    check("a slot of two groups", 2, &[0, 1], &[0, 1, 20, 0], &[fine(0, 2, 2)]);
     check("a slot twice", 3, &[0, 1, 7], &[0, 40, 40], &[fine(0, 2, 2), fine(2, 1, 8)]);
     check("a gap", 3, &[0, 1, 7], &[0, 1, 2], &[fine(0, 1, 1), fine(2, 1, 8)]);
     check("rows left over", 3, &[0, 1, 2], &[0, 1, 2], &[fine(0, 2, 2)]);

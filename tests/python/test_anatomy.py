@@ -14,7 +14,7 @@ def assert_partition(anatomy: octavo.Anatomy) -> None:
     parts = anatomy.parts_ns
     assert list(parts) == [
         "tokenize",
-        "queue_sequences", "queue_blocks", "queue_budget",
+        "queue_sequences", "queue_blocks", "queue_prefix", "queue_budget",
         "prefill_computing", "prefill_waiting",
         "decode_computing", "decode_waiting", "decode_preempted",
         "stream",

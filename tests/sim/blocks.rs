@@ -1,14 +1,13 @@
 //! The KV cache's books against plain lists: a list of what is remembered, searched from the front, and a list of idle
 //! blocks in the order in which they were given back.
 
-use octavo::kv::{BlockId, BlockTable, KvCache, PrefixChain};
+use octavo::kv::{BlockId, BlockTable, Found, KvCache, KvLayout, PrefixChain};
 use octavo::request::Time;
 
 use crate::world::Coins;
 
 const SALTS: [&str; 2] = ["", "tenant"];
 
-#[derive(Default)]
 struct Holder {
     salt: usize,
     tokens: Vec<u32>,
@@ -21,15 +20,15 @@ struct Holder {
 #[derive(Default)]
 struct Model {
     owners: Vec<usize>,
-    /// All tokens up to a block's end, and whose; the first with a name keeps it.
-    remembered: Vec<(usize, Vec<u32>, BlockId)>,
+    /// Whose, of which group, and all tokens up to a block's end; the first with a name keeps it.
+    remembered: Vec<((usize, usize, Vec<u32>), BlockId)>,
     /// Least recently used first.
     idle: Vec<BlockId>,
 }
 
 impl Model {
     fn is_remembered(&self, block: BlockId) -> bool {
-        self.remembered.iter().any(|known| known.2 == block)
+        self.remembered.iter().any(|known| known.1 == block)
     }
     fn free(&self) -> usize {
         let used = |id: &usize| self.owners[*id] > 0 || self.is_remembered(BlockId(*id as u32));
@@ -40,15 +39,33 @@ impl Model {
         if self.is_remembered(block) {
             assert_eq!(self.free(), 0, "evicts although blocks are free");
             assert_eq!(block, self.idle.remove(0), "not the least recently used");
-            self.remembered.retain(|known| known.2 != block);
+            self.remembered.retain(|known| known.1 != block);
         }
         self.owners[block.0 as usize] = 1;
     }
-    fn find(&self, salt: usize, tokens: &[u32], size: usize) -> Vec<BlockId> {
-        let full = (1..=tokens.len() / size).map(|blocks| &tokens[..blocks * size]);
-        full.map_while(|prefix| self.remembered.iter().find(|known| known.0 == salt && known.1 == prefix))
-            .map(|known| known.2)
-            .collect()
+    fn named(&self, salt: usize, group: usize, prefix: &[u32]) -> Option<BlockId> {
+        let is_it = |known: &&((usize, usize, Vec<u32>), BlockId)| known.0 == (salt, group, prefix.to_vec());
+        self.remembered.iter().find(is_it).map(|known| known.1)
+    }
+    /// The longest prefix after which the next token finds everything that it sees.
+    fn find(&self, salt: usize, tokens: &[u32], layout: &KvLayout) -> Found {
+        let size = layout.block_size;
+        let seen = |group: usize, window: Option<usize>, len: usize, block: usize| {
+            let is_seen = window.is_none_or(|window| (block + 1) * size + window > len * size + 1);
+            if is_seen { self.named(salt, group, &tokens[..(block + 1) * size]) } else { Some(BlockId::NONE) }
+        };
+        let groups = |len: usize| -> Option<Vec<Vec<BlockId>>> {
+            let windows = layout.windows.iter().enumerate();
+            windows.map(|(group, &window)| (0..len).map(|block| seen(group, window, len, block)).collect()).collect()
+        };
+        let lens = (0..=tokens.len() / size).rev();
+        lens.map(|len| (len, groups(len))).find_map(|(len, groups)| Some(Found { len, groups: groups? })).unwrap()
+    }
+    fn give_back(&mut self, block: BlockId) {
+        self.owners[block.0 as usize] -= 1;
+        if self.owners[block.0 as usize] == 0 && self.is_remembered(block) {
+            self.idle.push(block);
+        }
     }
 }
 
@@ -66,8 +83,11 @@ fn the_books_agree_with_plain_lists() {
 
 fn play(seed: u64) -> (usize, usize) {
     let mut coins = Coins(seed);
-    let (size, blocks) = (coins.within(1, 3), coins.within(1, 24));
-    let mut kv = KvCache::new(blocks, size, true);
+    let window = Some(coins.within(1, 8));
+    let windows = coins.pick(&[vec![None], vec![None], vec![window], vec![None, window], vec![window, None]]).clone();
+    let layout = KvLayout { block_size: coins.within(1, 3), windows };
+    let blocks = coins.within(1, 24) * layout.groups();
+    let mut kv = KvCache::new(blocks, layout.clone(), true);
     let mut model = Model { owners: vec![0; blocks], ..Default::default() };
     let mut holders: Vec<Holder> = Vec::new();
     let (mut now, mut rents, mut owned_ns) = (0, 0, 0);
@@ -78,13 +98,14 @@ fn play(seed: u64) -> (usize, usize) {
         owned_ns += u128::from(passed) * model.owners.iter().filter(|&&owners| owners > 0).count() as u128;
         match coins.within(0, 3) {
             0 => {
-                let mut holder = Holder { salt: coins.within(0, 1), ..Default::default() };
-                holder.tokens = (0..coins.within(1, 12)).map(|_| u32::from(coins.one_in(4))).collect();
-                let found = find(&kv, &mut holder, size);
-                assert_eq!(found, model.find(holder.salt, &holder.tokens, size), "the longest remembered prefix");
-                hits += found.len();
+                let (salt, tokens) = (coins.within(0, 1), 0..coins.within(1, 12));
+                let tokens = tokens.map(|_| u32::from(coins.one_in(4))).collect();
+                let mut holder = Holder { salt, tokens, table: kv.table(), chain: PrefixChain::default(), rent: 0 };
+                let found = find(&kv, &mut holder);
+                assert_eq!(found, model.find(salt, &holder.tokens, &layout), "the longest remembered prefix");
+                hits += found.len;
                 kv.share(&mut holder.table, &found, Time(now));
-                for block in found {
+                for block in found.blocks() {
                     model.idle.retain(|&idle| idle != block);
                     model.owners[block.0 as usize] += 1;
                 }
@@ -94,32 +115,36 @@ fn play(seed: u64) -> (usize, usize) {
                 let index = coins.within(0, holders.len() - 1);
                 let holder = &mut holders[index];
                 let before = holder.table.len();
-                let needed = kv.blocks_for(holder.tokens.len()).saturating_sub(before);
+                let needed = layout.entries(holder.tokens.len()).saturating_sub(before) * layout.groups();
                 let available = model.free() + model.idle.len();
                 assert_eq!(kv.grow(&mut holder.table, holder.tokens.len(), Time(now)), needed <= available);
-                let taken = holder.table.blocks()[before..].to_vec();
-                assert_eq!(taken.len(), if needed <= available { needed } else { 0 }, "all or nothing");
-                for block in taken {
-                    evictions += usize::from(model.is_remembered(block));
-                    model.take(block);
+                for entry in before..holder.table.len() {
+                    for group in (0..layout.groups()).rev() {
+                        let block = holder.table.blocks(group)[entry];
+                        evictions += usize::from(model.is_remembered(block));
+                        model.take(block);
+                    }
                 }
+                let grown = holder.table.len() - before;
+                assert_eq!(grown * layout.groups(), if needed <= available { needed } else { 0 }, "all or nothing");
             }
             2 if !holders.is_empty() => {
                 let index = coins.within(0, holders.len() - 1);
-                publish(&mut kv, &mut model, &mut holders[index], size);
+                let holder = &mut holders[index];
+                publish(&mut kv, &mut model, holder);
+                if holder.table.len() == layout.entries(holder.tokens.len()) {
+                    leave_behind(&mut kv, &mut model, holder, Time(now));
+                }
             }
             _ if !holders.is_empty() => {
                 let index = coins.within(0, holders.len() - 1);
                 let mut holder = holders.swap_remove(index);
-                let given: Vec<_> = holder.table.blocks().iter().rev().copied().collect();
+                let table = &holder.table;
+                let entries = (0..table.len()).rev().flat_map(|i| (0..layout.groups()).rev().map(move |g| (g, i)));
+                let given: Vec<_> = entries.map(|(group, index)| table.blocks(group)[index]).collect();
                 holder.rent += kv.release(&mut holder.table, Time(now));
                 rents += holder.rent;
-                for block in given {
-                    model.owners[block.0 as usize] -= 1;
-                    if model.owners[block.0 as usize] == 0 && model.is_remembered(block) {
-                        model.idle.push(block);
-                    }
-                }
+                given.into_iter().filter(|&block| block != BlockId::NONE).for_each(|block| model.give_back(block));
             }
             _ => {}
         }
@@ -128,30 +153,48 @@ fn play(seed: u64) -> (usize, usize) {
         assert_eq!(counts, (model.free(), model.idle.len(), blocks - model.free() - model.idle.len()));
     }
     for mut holder in holders {
-        rents += kv.release(&mut holder.table, Time(now));
+        rents += holder.rent + kv.release(&mut holder.table, Time(now));
     }
     assert_eq!(kv.owned_ns(Time(now)), owned_ns, "the time that blocks were owned");
     assert_eq!(rents, owned_ns, "is paid for to the nanosecond");
     (evictions, hits)
 }
 
-fn find(kv: &KvCache, holder: &mut Holder, size: usize) -> Vec<BlockId> {
+fn find(kv: &KvCache, holder: &mut Holder) -> Found {
     let Holder { tokens, chain, salt, .. } = holder;
+    let size = kv.layout().block_size;
     kv.find_prefix(tokens.len() / size, |index| {
         chain.key(index, SALTS[*salt], |block| tokens[block * size..][..size].to_vec())
     })
 }
 
-fn publish(kv: &mut KvCache, model: &mut Model, holder: &mut Holder, size: usize) {
+fn publish(kv: &mut KvCache, model: &mut Model, holder: &mut Holder) {
     let Holder { salt, tokens, table, chain, .. } = holder;
+    let size = kv.layout().block_size;
     for index in 0..table.len().min(tokens.len() / size) {
         let key = chain.key(index, SALTS[*salt], |block| tokens[block * size..][..size].to_vec());
         kv.publish(table, index, key);
-        let (block, prefix) = (table.blocks()[index], &tokens[..(index + 1) * size]);
-        if model.find(*salt, prefix, size).len() <= index && !model.is_remembered(block) {
-            let named = model.remembered.iter().any(|known| known.0 == *salt && known.1 == prefix);
-            if !named {
-                model.remembered.push((*salt, prefix.to_vec(), block));
+        for group in 0..kv.layout().groups() {
+            let (block, prefix) = (table.blocks(group)[index], &tokens[..(index + 1) * size]);
+            let is_new = block != BlockId::NONE && !model.is_remembered(block);
+            if is_new && model.named(*salt, group, prefix).is_none() {
+                model.remembered.push(((*salt, group, prefix.to_vec()), block));
+            }
+        }
+    }
+}
+
+/// Gives back what the next token's window does not show.
+fn leave_behind(kv: &mut KvCache, model: &mut Model, holder: &mut Holder, now: Time) {
+    let (computed, size) = (holder.tokens.len(), kv.layout().block_size);
+    let before = holder.table.clone();
+    holder.rent += kv.give_back_outside(&mut holder.table, computed, now);
+    for (group, window) in kv.layout().windows.clone().into_iter().enumerate() {
+        for (index, &block) in before.blocks(group).iter().enumerate() {
+            let is_seen = window.is_none_or(|window| (index + 1) * size + window > computed + 1);
+            assert_eq!(holder.table.blocks(group)[index] != BlockId::NONE, is_seen, "block {index} of {window:?}");
+            if !is_seen && block != BlockId::NONE {
+                model.give_back(block);
             }
         }
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use octavo::kv::KvLayout;
 use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, Wanted};
 use octavo::schedule::{Command, SchedulerConfig};
 
@@ -43,6 +44,8 @@ fn nothing_bad_happens_and_everything_ends() {
         "prompt logprobs after preemption",
         "logits",
         "shared rent",
+        "scores",
+        "waited for a prefix",
     ] {
         assert!(tally.get(name).is_some_and(|&count| count >= 10), "hardly any `{name}` in {HISTORIES} histories");
     }
@@ -88,14 +91,21 @@ fn play(seed: u64) -> Tally {
 fn any_config(coins: &mut Coins) -> SchedulerConfig {
     let max_num_seqs = coins.within(1, 8);
     let block_size = *coins.pick(&[1, 2, 4, 16]);
+    let windows = match coins.within(0, 4) {
+        0 => vec![Some(coins.within(2, 40))],
+        1 => vec![Some(coins.within(2, 40)), None, Some(coins.within(2, 40))],
+        2 => vec![None, Some(coins.within(2, 20))],
+        _ => vec![None],
+    };
+    let layout = KvLayout { block_size, windows };
     let pool = *coins.pick(&[80, 80, 80, 300]); // mostly so little that two or three requests fill it
     SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + coins.within(0, 24),
         max_queue: coins.within(1, 40),
         max_model_len: coins.within(8, 150),
-        block_size,
-        blocks: coins.within(1, 4 + pool / block_size),
+        blocks: layout.groups() * coins.within(1, 4 + pool / block_size),
+        layout,
         enable_prefix_caching: !coins.one_in(4),
     }
 }
@@ -115,15 +125,18 @@ fn any_request(
         tokens.extend(&answer.tokens); // not a conversation, but something like it
     }
     if !coins.one_in(30) {
-        tokens.truncate(config.max_model_len.min(config.blocks * config.block_size).saturating_sub(1).max(1));
+        tokens.truncate(config.layout.longest(config.blocks, config.max_model_len).saturating_sub(1).max(1));
     }
     let max_tokens = coins.within(1, 80 - longest);
+    let scores = Wanted::Scores { from: coins.within(1, tokens.len().max(2) - 1) };
+    let wanted =
+        *coins.pick(&[Wanted::Tokens, Wanted::Tokens, Wanted::Tokens, Wanted::LastLogits, Wanted::AllLogits, scores]);
     let params = SamplingParams {
         max_tokens,
         min_tokens: if coins.one_in(3) { coins.within(0, max_tokens) } else { 0 },
         stop_token_ids: if coins.one_in(3) { vec![7, 8] } else { Vec::new() },
         repetition_penalty: if coins.one_in(4) { 1.5 } else { 1.0 },
-        prompt_logprobs: coins.one_in(5).then_some(2),
+        prompt_logprobs: (coins.one_in(5) || wanted == scores).then_some(2),
         logprobs: coins.one_in(5).then_some(1),
         ..Default::default()
     };
@@ -131,13 +144,13 @@ fn any_request(
         id: RequestId(id),
         prompt: tokens.into(),
         params: Arc::new(params),
-        wanted: *coins.pick(&[Wanted::Tokens, Wanted::Tokens, Wanted::Tokens, Wanted::LastLogits, Wanted::AllLogits]),
+        wanted,
         seed: coins.next(),
         end_token_ids: if coins.one_in(3) { [3].into() } else { Arc::default() },
         guide: None,
         priority: coins.within(0, 2) as i32 - 1,
         deadline: coins.one_in(5).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
-        cache_salt: (*coins.pick(&["", "", "tenant"])).into(),
+        cache_salt: coins.pick(&[Some(""), Some(""), Some("tenant"), None]).map(Arc::from),
         user: "".into(),
         arrived: now,
     }
@@ -167,6 +180,8 @@ fn compare(config: &SchedulerConfig, request: &Request, got: &Outcome, tally: &m
     count("deadline in queue", *finish == Finish::Deadline && record.steps == 0);
     count("prompt logprobs after preemption", record.preemptions > 0 && !got.prompt_logprobs.is_empty());
     count("logits", !got.logits.is_empty());
+    count("scores", matches!(request.wanted, Wanted::Scores { .. }) && record.cached_tokens > 0);
+    count("waited for a prefix", record.stages.queue.prefix > 0);
     count("shared rent", record.cached_tokens > 0 && record.block_ns > 0);
     if matches!(finish, Finish::Rejected(_)) {
         assert_eq!((record.computed_tokens, got.tokens.len()), (0, 0));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use octavo::execute::Executor;
+use octavo::kv::KvLayout;
 use octavo::request::{Finish, Rejection, Request, RequestId, SamplingParams, StopReason, Time, Wanted};
 use octavo::schedule::{Command, Scheduler, SchedulerConfig};
 
@@ -76,7 +77,8 @@ fn namespaces_share_nothing() {
     let salts = ["", "a", "b", "a"];
     let cached: Vec<_> = (0..4)
         .map(|i| {
-            let id = world.submit(Request { cache_salt: salts[i].into(), ..request(i as u64, &prompt(1, 20), 3) });
+            let id =
+                world.submit(Request { cache_salt: Some(salts[i].into()), ..request(i as u64, &prompt(1, 20), 3) });
             world.finish(100);
             world.outcome(id).record().cached_tokens
         })
@@ -306,7 +308,7 @@ fn running_requests_speak_at_every_step_while_a_long_prompt_is_read() {
         max_num_seqs: 20,
         max_num_batched_tokens: 64,
         max_model_len: 40_000,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks: 4000,
         ..config()
     });
@@ -336,7 +338,7 @@ fn a_long_prompt_is_not_overtaken_for_ever() {
         max_num_batched_tokens: 16,
         max_queue: 100_000,
         max_model_len: 20_000,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks: 4000,
         ..config()
     });
@@ -365,7 +367,7 @@ fn a_long_prompt_gets_half_of_what_decoding_leaves_whatever_else_comes() {
         max_num_batched_tokens: 16,
         max_queue: 100_000,
         max_model_len: 20_000,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks: 4000,
         ..config()
     });
@@ -485,7 +487,7 @@ fn impossible_settings_are_named() {
         ("max_num_seqs", |config| config.max_num_seqs = 0),
         ("max_num_batched_tokens", |config| config.max_num_batched_tokens = config.max_num_seqs - 1),
         ("max_model_len", |config| config.max_model_len = 0),
-        ("block_size", |config| config.block_size = 0),
+        ("block_size", |config| config.layout.block_size = 0),
         ("blocks", |config| config.blocks = 0),
         ("32 bits", |config| config.blocks = usize::MAX / 2),
     ];
@@ -494,5 +496,120 @@ fn impossible_settings_are_named() {
         breaking(&mut config);
         let error = Scheduler::new(config).expect_err("impossible");
         assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn a_burst_with_one_prefix_computes_it_once() {
+    // Whatever it shares with the first one, and whether it arrives with it or while it is being read.
+    for (length, caching) in [(3, true), (4, true), (5, true), (33, true), (100, true), (33, false)] {
+        let mut world = World::new(SchedulerConfig { enable_prefix_caching: caching, max_num_seqs: 6, ..config() });
+        let mut tails = Vec::new();
+        for id in 0..6 {
+            let mut tokens = prompt(1, length);
+            tokens.extend(prompt(10 + id, 1 + id as usize % 2));
+            tails.push(tokens.len() - length / 4 * 4);
+            world.submit(request(id, &tokens, 4));
+            if id == 3 {
+                world.step();
+            }
+        }
+        world.finish(200);
+        for id in 1..6 {
+            let record = world.outcome(RequestId(id)).record();
+            assert_eq!(record.cached_tokens, length / 4 * 4, "{length} tokens, request {id}");
+            assert_eq!(record.computed_tokens, tails[id as usize] + 3, "{length} tokens, request {id}");
+        }
+        let stats = world.scheduler.stats();
+        assert_eq!(stats.blocks_remembered == 0, !caching, "without prefix caching only the living share");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_prefix_that_will_not_come() {
+    // The one that computes it is cancelled half-way: the next one goes on from what is there.
+    let mut world = World::new(config());
+    let first = world.submit(request(0, &prompt(1, 60), 4));
+    world.step();
+    let second = world.submit(request(1, &prompt(1, 60), 4));
+    world.step();
+    assert_eq!(world.outcome(second).tokens.len(), 0);
+    world.cancel(first);
+    world.finish(100);
+    let record = world.outcome(second).record();
+    assert!(record.cached_tokens >= 16 && record.cached_tokens < 56, "{}", record.cached_tokens);
+    assert!(record.stages.queue.prefix > 0);
+}
+
+#[test]
+fn who_waits_for_a_prefix_does_not_hold_up_others() {
+    let mut world = World::new(SchedulerConfig { max_num_seqs: 20, max_num_batched_tokens: 32, ..config() });
+    world.submit(request(0, &prompt(1, 150), 1));
+    world.step();
+    for id in 1..12 {
+        world.submit(request(id, &prompt(1, 150), 1));
+    }
+    let other = world.submit(request(100, &prompt(2, 3), 1));
+    world.step();
+    assert!(world.outcome(other).end.is_some(), "a short prompt passes those that wait for a long one's prefix");
+    world.finish(200);
+}
+
+#[test]
+fn a_long_prompt_holds_no_more_than_its_windows_show() {
+    // Two groups that see 10 tokens and one that sees all: a prompt of 150 in chunks of 16, then 40 tokens more.
+    let layout = KvLayout { block_size: 4, windows: vec![Some(10), None, Some(10)] };
+    let blocks = layout.blocks_for(190);
+    assert_eq!(blocks, 48 + 2 * 4);
+    let mut world = World::new(SchedulerConfig { layout: layout.clone(), blocks, ..config() });
+    let id = world.submit(request(0, &prompt(1, 150), 40));
+    let mut most = 0;
+    while world.step() {
+        most = most.max(world.scheduler.stats().blocks_owned);
+    }
+    assert_eq!(world.outcome(id).finish(), &Finish::Length);
+    assert!(most <= blocks, "{most} blocks of {blocks}");
+
+    // A layout of windows alone reads a prompt that is far longer than its pool.
+    let layout = KvLayout { block_size: 4, windows: vec![Some(10)] };
+    let mut world = World::new(SchedulerConfig { layout, blocks: 4, ..config() });
+    let id = world.submit(request(0, &prompt(1, 150), 40));
+    world.finish(400);
+    assert_eq!(world.outcome(id).finish(), &Finish::Length);
+    assert_eq!(world.scheduler.stats().preemptions, 0);
+}
+
+#[test]
+fn a_hit_needs_only_what_the_next_token_sees() {
+    // 40 tokens are known; a sequence that goes on from token 36 sees 10 of them in one group and all in the other.
+    let layout = KvLayout { block_size: 4, windows: vec![Some(10), None] };
+    let mut world = World::new(SchedulerConfig { layout, blocks: 60, ..config() });
+    world.submit(request(0, &prompt(1, 40), 1));
+    world.finish(100);
+    let id = world.submit(request(1, &prompt(1, 40), 30));
+    world.step();
+    // Of the group that sees all ten blocks; of the other those of what token 40 will see: tokens 31 to 39.
+    assert_eq!(world.scheduler.stats().blocks_owned, 10 + 3);
+    world.finish(100);
+    assert_eq!(world.outcome(id).record().cached_tokens, 36);
+}
+
+#[test]
+fn scores_share_the_prompt_and_compute_the_rest() {
+    let mut world = World::new(SchedulerConfig { max_num_batched_tokens: 64, ..config() });
+    let context = prompt(1, 21);
+    for id in 0..4 {
+        let mut tokens = context.clone();
+        tokens.extend(prompt(10 + id, 3));
+        let wanting = with(request(id, &tokens, 1), |params| params.prompt_logprobs = Some(0));
+        world.submit(Request { wanted: Wanted::Scores { from: 21 }, ..wanting });
+    }
+    world.finish(100);
+    for id in 0..4 {
+        let outcome = world.outcome(RequestId(id));
+        let scored: Vec<_> = outcome.prompt_logprobs.iter().map(|scored| scored.token_id).collect();
+        assert_eq!(scored, prompt(10 + id, 3));
+        assert_eq!(outcome.record().cached_tokens, if id == 0 { 0 } else { 20 });
+        assert!(outcome.tokens.is_empty() && *outcome.finish() == Finish::Stop(StopReason::Complete));
     }
 }

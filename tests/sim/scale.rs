@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use octavo::kv::KvLayout;
 use octavo::schedule::SchedulerConfig;
 
 use crate::world::{World, prompt, request};
@@ -13,7 +14,7 @@ fn decode_step_us(running: usize, waiting: usize, blocks: usize) -> f64 {
         max_num_batched_tokens: running * 16,
         max_queue: running + waiting,
         max_model_len: 1 << 16,
-        block_size: 16,
+        layout: KvLayout::new(16),
         blocks,
         enable_prefix_caching: true,
     });

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::execute::{Batch, Executor, StepOutput};
+use octavo::kv::KvLayout;
 use octavo::observe::anatomy::RequestRecord;
 use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, TokenLogprobs, Wanted};
 use octavo::schedule::{Command, Event, Scheduler, SchedulerConfig};
@@ -70,7 +71,7 @@ pub fn config() -> SchedulerConfig {
         max_num_batched_tokens: 16,
         max_queue: 100,
         max_model_len: 200,
-        block_size: 4,
+        layout: KvLayout::new(4),
         blocks: 100,
         enable_prefix_caching: true,
     }
@@ -81,7 +82,7 @@ const COST: CostModel = CostModel { step_ns: 1000.0, row_ns: 70.0, context_ns: 0
 impl World {
     pub fn new(config: SchedulerConfig) -> Self {
         Self {
-            executor: Simulated::with_cache(COST, VOCAB, config.block_size, config.blocks),
+            executor: Simulated::with_cache(COST, VOCAB, config.layout.clone(), config.blocks),
             scheduler: Scheduler::new(config).expect("a possible configuration"),
             now: Time(1000),
             outcomes: BTreeMap::new(),
@@ -93,7 +94,7 @@ impl World {
 
     /// Without a model of the cache and without checks, for large numbers.
     pub fn unchecked(config: SchedulerConfig) -> Self {
-        let executor = Simulated::new(COST, VOCAB, config.block_size);
+        let executor = Simulated::new(COST, VOCAB);
         let small = SchedulerConfig { blocks: 1, ..config.clone() };
         let scheduler = Scheduler::new(config).expect("a possible configuration");
         Self { scheduler, executor, checked: false, ..Self::new(small) }
@@ -242,7 +243,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: usize) -> Request {
         guide: None,
         priority: 0,
         deadline: None,
-        cache_salt: "".into(),
+        cache_salt: Some("".into()),
         user: "".into(),
         arrived: Time(0),
     }

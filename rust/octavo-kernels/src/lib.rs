@@ -13,8 +13,8 @@ pub mod file; // a read-only mapped file
 mod step; // a backend's copy of a step's input
 
 pub use ops::{
-    Activation, Backend, CacheDtype, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment, StepInput,
-    StepLimits, Weight,
+    Activation, Backend, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment,
+    StepInput, StepLimits, Weight,
 };
 pub use types::DType;
 

@@ -36,7 +36,9 @@ pub struct StepLimits {
     pub rows: usize,
     /// Sequences in one step.
     pub segments: usize,
-    /// Entries of all block tables of one step together.
+    /// Groups of layers with block tables of their own.
+    pub groups: usize,
+    /// Entries of all block tables of one step and one group together.
     pub table_entries: usize,
 }
 
@@ -49,23 +51,27 @@ pub struct Segment {
     pub rows: usize,
     /// Tokens in the cache once this step's rows are written. Row `i` sits at position `context - rows + i`.
     pub context: usize,
-    /// Where its block table begins in [`StepInput::block_tables`]; it has `ceil(context / block_size)` entries. Entries
-    /// wholly outside every row's window may be [`StepInput::NO_BLOCK`].
+    /// Where its block table begins in each group's part of [`StepInput::block_tables`]; it has
+    /// `ceil(context / block_size)` entries. Entries wholly outside every row's window may be [`StepInput::NO_BLOCK`].
     pub first_table_entry: usize,
 }
 
 /// Everything about a step that is not a float.
+///
+/// Layers that see equally far back share a block table; a model whose layers differ in that has several *groups* of
+/// layers, and in each of them a sequence has blocks of its own. `slots` and `block_tables` hold one part of equal length
+/// for each group, one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
     /// Token id of every row.
     pub ids: &'a [u32],
     /// Position of every row in its own sequence.
     pub positions: &'a [u32],
-    /// Where every row's key and value go: `block · block_size + offset`.
+    /// Where every row's key and value go, `(groups, rows)`: `block · block_size + offset`.
     pub slots: &'a [u32],
     /// The sequences, in row order, covering all rows.
     pub segments: &'a [Segment],
-    /// The block tables of all segments, one after another.
+    /// The block tables of all segments, one after another: `(groups, entries)`.
     pub block_tables: &'a [u32],
 }
 
@@ -158,12 +164,21 @@ impl CacheDtype {
     }
 }
 
+/// Where the keys and values of one of a decoder's layers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheLayer {
+    /// The group whose block tables say which blocks.
+    pub group: usize,
+    /// Its layer of the cache: its place in the group.
+    pub layer: usize,
+}
+
 /// The paged KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, the inner order being the backend's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// Layers.
+    /// Layers of the largest group: a block holds positions for all layers of one group.
     pub layers: usize,
-    /// Blocks in the pool.
+    /// Blocks in the pool, which all groups share.
     pub blocks: usize,
     /// Positions in a block; a multiple of 16.
     pub block_size: usize,
@@ -256,13 +271,13 @@ pub trait Backend: Send + 'static {
     );
 
     /// For every row of the step: norms each query and key head (where a norm is given), rotates them in place, and
-    /// writes key and value into the cache at the row's slot. `qkv` is `(rows, heads.qkv_width())`.
+    /// writes key and value into the cache at the row's slot of the group. `qkv` is `(rows, heads.qkv_width())`.
     #[allow(clippy::too_many_arguments)]
     fn rope_and_cache(
         &mut self,
         qkv: &mut Self::Buffer,
         cache: &mut Self::Cache,
-        layer: usize,
+        place: CacheLayer,
         heads: Heads,
         query_norm: Option<&Self::Vector>,
         key_norm: Option<&Self::Vector>,
@@ -277,7 +292,7 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
         qkv: &Self::Buffer,
         cache: &Self::Cache,
-        layer: usize,
+        place: CacheLayer,
         heads: Heads,
         mask: Mask,
     );

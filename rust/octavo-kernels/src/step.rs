@@ -20,10 +20,10 @@ impl Step {
             limits,
             ids: Vec::with_capacity(limits.rows),
             positions: Vec::with_capacity(limits.rows),
-            slots: Vec::with_capacity(limits.rows),
+            slots: Vec::with_capacity(limits.groups * limits.rows),
             segments: Vec::with_capacity(limits.segments),
-            block_tables: Vec::with_capacity(limits.table_entries),
-            sorted_slots: Vec::with_capacity(limits.rows),
+            block_tables: Vec::with_capacity(limits.groups * limits.table_entries),
+            sorted_slots: Vec::with_capacity(limits.groups * limits.rows),
         }
     }
 
@@ -50,12 +50,18 @@ impl Step {
         refill(&mut self.block_tables, input.block_tables);
     }
 
-    /// The block table of `segment`, for blocks of `block_size` positions.
-    pub fn block_table(&self, segment: &Segment, block_size: usize) -> &[u32] {
+    /// Every row's slot in `group`.
+    pub fn slots(&self, group: usize) -> &[u32] {
+        &self.slots[group * self.rows()..][..self.rows()]
+    }
+
+    /// The block table of `segment` in `group`, for blocks of `block_size` positions.
+    pub fn block_table(&self, segment: &Segment, group: usize, block_size: usize) -> &[u32] {
+        let in_a_group = self.block_tables.len() / (self.slots.len() / self.rows());
+        let tables = &self.block_tables[group * in_a_group..][..in_a_group];
         let entries = segment.context.div_ceil(block_size);
-        let table = self.block_tables.get(segment.first_table_entry..).and_then(|rest| rest.get(..entries));
-        table
-            .unwrap_or_else(|| panic!("{segment:?} needs {entries} block table entries of {}", self.block_tables.len()))
+        let table = tables.get(segment.first_table_entry..).and_then(|rest| rest.get(..entries));
+        table.unwrap_or_else(|| panic!("{segment:?} needs {entries} block table entries of {}", tables.len()))
     }
 }
 
@@ -68,14 +74,21 @@ fn check(input: &StepInput<'_>, limits: &StepLimits) {
         input.segments.len(),
         limits.segments
     );
+    assert_eq!(input.positions.len(), rows, "every row has a position");
     assert!(
-        input.block_tables.len() <= limits.table_entries,
-        "a step of {} block table entries exceeds the limit of {}",
-        input.block_tables.len(),
+        rows > 0 && input.slots.len() >= rows && input.slots.len().is_multiple_of(rows),
+        "every one of {rows} rows has a slot in every group: {} slots",
+        input.slots.len()
+    );
+    let groups = input.slots.len() / rows;
+    assert!(groups <= limits.groups, "a step of {groups} groups exceeds the limit of {}", limits.groups);
+    let entries = input.block_tables.len() / groups;
+    assert_eq!(entries * groups, input.block_tables.len(), "as many block table entries in each of {groups} groups");
+    assert!(
+        entries <= limits.table_entries,
+        "a step of {entries} block table entries exceeds the limit of {}",
         limits.table_entries
     );
-    assert_eq!(input.positions.len(), rows, "every row has a position");
-    assert_eq!(input.slots.len(), rows, "every row has a slot");
     let mut next_row = 0;
     for segment in input.segments {
         assert_eq!(segment.first_row, next_row, "segments follow one another: {segment:?}");

@@ -15,12 +15,13 @@ fn seconds(ns: u64) -> f64 {
 
 impl Anatomy {
     /// Every part, in the order of the stages.
-    fn parts(&self) -> [(&'static str, u64); 10] {
+    fn parts(&self) -> [(&'static str, u64); 11] {
         let anatomy::StageTimes { queue, prefill, decode } = &self.0.record.stages;
         [
             ("tokenize", self.0.tokenize_ns),
             ("queue_sequences", queue.sequences),
             ("queue_blocks", queue.blocks),
+            ("queue_prefix", queue.prefix),
             ("queue_budget", queue.budget),
             ("prefill_computing", prefill.computing),
             ("prefill_waiting", prefill.waiting),

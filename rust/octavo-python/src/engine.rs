@@ -47,7 +47,7 @@ impl Engine {
         Ok(Facts::from(self.0.get()?.facts()))
     }
 
-    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", every_token=false, waker=None))]
+    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None))]
     #[expect(clippy::too_many_arguments, reason = "a call has these")]
     fn submit(
         &self,
@@ -56,12 +56,13 @@ impl Engine {
         params: &Bound<'_, PyAny>,
         options: &Bound<'_, PyAny>,
         wanted: &str,
+        score_from: Option<usize>,
         every_token: bool,
         waker: Option<Py<Waker>>,
     ) -> PyResult<Ticket> {
         let engine = self.0.get()?.clone();
         let (params, choices) = params::sampling_params(params)?;
-        let mut options = params::options(options, choices, wanted)?;
+        let mut options = params::options(options, choices, params::wanted(wanted, score_from)?)?;
         options.every_token = every_token;
         options.waker = waker.map(|waker| waker.get().0.clone() as Arc<dyn engine::Wake>);
         let asked = Asked {
@@ -72,6 +73,12 @@ impl Engine {
         let prompt = self::prompt(prompt)?;
         let ticket = py.detach(|| engine.submit(&prompt, params, options)).map_err(refused)?;
         Ok(Ticket::new(ticket, engine, asked))
+    }
+
+    fn token_ids(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+        let engine = self.0.get()?;
+        let prompt = self::prompt(prompt)?;
+        py.detach(|| engine.token_ids(&prompt)).map_err(refused)
     }
 
     #[pyo3(signature = (text, *, special, add_special_tokens))]

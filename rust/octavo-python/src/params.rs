@@ -107,12 +107,23 @@ fn constraint(fields: &Fields<'_, '_>) -> Result<Option<Constraint>, String> {
     Ok(given.pop())
 }
 
+/// What a call wants back: `score_from` is the first token of the prompt to be scored.
+pub fn wanted(name: &str, score_from: Option<usize>) -> PyResult<Wanted> {
+    match (name, score_from) {
+        ("tokens", None) => Ok(Wanted::Tokens),
+        ("last_logits", None) => Ok(Wanted::LastLogits),
+        ("all_logits", None) => Ok(Wanted::AllLogits),
+        ("scores", Some(from)) if from > 0 => Ok(Wanted::Scores { from }),
+        _ => Err(invalid(format!("a call cannot want {name:?} from token {score_from:?} on"))),
+    }
+}
+
 /// Reads `octavo._params.CallOptions`.
-pub fn options(call: &Bound<'_, PyAny>, choices: usize, wanted: &str) -> PyResult<Options> {
+pub fn options(call: &Bound<'_, PyAny>, choices: usize, wanted: Wanted) -> PyResult<Options> {
     read_options(&Fields(call), choices, wanted).map_err(invalid)
 }
 
-fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: &str) -> Result<Options, String> {
+fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: Wanted) -> Result<Options, String> {
     let deadline_s: Option<f64> = fields.get("deadline_s", "a number of seconds, or None")?;
     let deadline = deadline_s.map(|seconds| {
         Duration::try_from_secs_f64(seconds)
@@ -120,12 +131,7 @@ fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: &str) -> Result
     });
     Ok(Options {
         choices,
-        wanted: match wanted {
-            "tokens" => Wanted::Tokens,
-            "last_logits" => Wanted::LastLogits,
-            "all_logits" => Wanted::AllLogits,
-            _ => return Err(format!("wanted must be 'tokens', 'last_logits' or 'all_logits', not {wanted:?}")),
-        },
+        wanted,
         priority: fields.get("priority", "a whole number of at most 32 bits")?,
         deadline: deadline.transpose()?,
         cache_salt: fields.get("cache_salt", "a str")?,

@@ -8,7 +8,7 @@ use octavo::engine::{self, ChoiceResult, Next};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, TokenLogprobs, logprobs};
 use crate::errors::{OctavoError, failed};
 use crate::home::Home;
 use crate::result::{Asked, RequestResult};
@@ -119,6 +119,15 @@ impl Ticket {
             }
             Ok(())
         })
+    }
+
+    fn scores(&self, py: Python<'_>) -> PyResult<Vec<Py<TokenLogprobs>>> {
+        let mut results = self.take()?;
+        if let Some(error) = self.failure(&results)? {
+            return Err(error);
+        }
+        let scores = results.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs));
+        logprobs(py, scores.unwrap_or_default())
     }
 
     fn cancel(&self) {

@@ -274,6 +274,11 @@ pub enum Wanted {
     LastLogits,
     /// The raw logits after every token of the prompt, nothing generated.
     AllLogits,
+    /// The log-probabilities of the prompt's tokens from this one on, nothing generated. What comes before may be shared.
+    Scores {
+        /// The first token that is scored; at least 1.
+        from: usize,
+    },
 }
 
 /// One request, its prompt already tokenised and its parameters checked.
@@ -297,8 +302,8 @@ pub struct Request {
     pub priority: i32,
     /// When it stops being worth anything.
     pub deadline: Option<Time>,
-    /// Namespace of cached blocks: prefixes are shared only inside one.
-    pub cache_salt: Arc<str>,
+    /// Namespace of blocks: prefixes are shared only inside one. `None`: with nobody.
+    pub cache_salt: Option<Arc<str>>,
     /// Whose request it is. Kept for fair sharing, which is not there yet.
     pub user: Arc<str>,
     /// When it came through the door; it has been queueing since.

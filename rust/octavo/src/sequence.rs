@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use crate::execute::Draw;
-use crate::kv::{BlockTable, PrefixChain, PrefixKey};
+use crate::kv::{BlockTable, KvCache, PrefixChain, PrefixKey};
 use crate::observe::anatomy::RequestRecord;
 use crate::observe::meter::{Activity, Meter, QueueClock};
 use crate::request::{Finish, Request, Time, Wanted};
@@ -46,10 +46,15 @@ pub struct Sequence {
     pub entry: usize,
     /// How it will end once the step under way is over.
     pub ending: Option<Finish>,
-    /// Rows of the prompt whose log-probabilities or logits were given out: never twice, whatever is computed twice.
+    /// Rows of the prompt whose log-probabilities or logits were given out, or are not wanted: none is given twice,
+    /// whatever is computed twice.
     pub rows_given: usize,
     /// How many of its first blocks came from the cache or were offered to be remembered.
     pub published: usize,
+    /// Up to which of its blocks it has said that it would publish them.
+    pub announced: usize,
+    /// A block that it would share, as soon as whoever announced it publishes it.
+    pub waits_for: Option<PrefixKey>,
     /// How often others overtook it while it was the queue's head.
     pub overtaken: u32,
     /// Blocks of the KV cache.
@@ -68,7 +73,14 @@ pub struct Sequence {
 
 impl Sequence {
     /// For a request that enters the queue now.
-    pub fn new(request: Box<Request>, order: Order, most_new_tokens: usize, now: Time, clock: &QueueClock) -> Self {
+    pub fn new(
+        request: Box<Request>,
+        order: Order,
+        most_new_tokens: usize,
+        table: BlockTable,
+        now: Time,
+        clock: &QueueClock,
+    ) -> Self {
         let submitted = request.arrived.min(now);
         let params = &request.params;
         let ends = match params.min_tokens {
@@ -83,10 +95,13 @@ impl Sequence {
             planned: 0,
             entry: 0,
             ending: None,
-            rows_given: 0,
+            // Token `from` is scored by the row before it.
+            rows_given: if let Wanted::Scores { from } = request.wanted { from - 1 } else { 0 },
             published: 0,
+            announced: 0,
+            waits_for: None,
             overtaken: 0,
-            table: BlockTable::default(),
+            table,
             record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
             meter: Meter::queued(submitted, now, clock),
             furthest: 0,
@@ -136,8 +151,13 @@ impl Sequence {
     /// How many of the first tokens may come from the cache: all but the rows that are wanted, and at least the last is
     /// always run, since its logits choose the next token.
     pub fn shareable(&self) -> usize {
-        let last = self.known() - 1;
+        let last = if self.shares() { self.known() - 1 } else { 0 };
         if self.wants_rows() { last.min(self.rows_given) } else { last }
+    }
+
+    /// Whether its blocks may be shared.
+    pub fn shares(&self) -> bool {
+        self.request.cache_salt.is_some()
     }
 
     /// Tokens to have room for when it is admitted: all that is known, and the next.
@@ -148,7 +168,7 @@ impl Sequence {
     /// The name of a full block of known tokens.
     pub fn prefix_key(&mut self, index: usize, block_size: usize) -> PrefixKey {
         let Self { request, generated, keys, .. } = self;
-        keys.key(index, &request.cache_salt, |block| {
+        keys.key(index, request.cache_salt.as_deref().unwrap_or_default(), |block| {
             (block * block_size..(block + 1) * block_size).map(|position| token(&request.prompt, generated, position))
         })
     }
@@ -180,6 +200,38 @@ impl Sequence {
             self.record.cached_tokens = cached;
             self.furthest = cached;
         }
+    }
+
+    /// Says which blocks it is going to publish: all that its known tokens fill.
+    pub fn announce(&mut self, kv: &mut KvCache) {
+        let block_size = kv.layout().block_size;
+        self.announced = self.published.max(self.known() / block_size);
+        for index in self.published..self.announced {
+            kv.announce(self.prefix_key(index, block_size));
+        }
+    }
+
+    /// Every block that its rows have filled can be found from now on.
+    pub fn publish(&mut self, kv: &mut KvCache) {
+        let block_size = kv.layout().block_size;
+        while self.published < self.computed / block_size {
+            let key = self.prefix_key(self.published, block_size);
+            kv.publish(&self.table, self.published, key);
+            if self.published < self.announced {
+                kv.withdraw(key);
+            }
+            self.published += 1;
+        }
+    }
+
+    /// Gives its blocks back, and takes back what it announced.
+    pub fn release(&mut self, kv: &mut KvCache, now: Time) {
+        let block_size = kv.layout().block_size;
+        for index in self.published..self.announced {
+            kv.withdraw(self.prefix_key(index, block_size));
+        }
+        (self.computed, self.published, self.announced) = (0, 0, 0);
+        self.record.block_ns += kv.release(&mut self.table, now);
     }
 
     /// The planned rows have been run, in a step of `sequences` sequences.

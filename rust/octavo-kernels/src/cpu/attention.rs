@@ -24,7 +24,7 @@ use super::{
     pool::{Pool, SharedSlice},
     vector::{Kernel, Vector},
 };
-use crate::{Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
+use crate::{CacheLayer, Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
 use split::{ITEM_QUERIES, PASS_QUERIES, Scores, State, compute_split, stage_queries, write_out};
 
 /// Splits per thread in one wave over long items.
@@ -120,6 +120,8 @@ impl Item {
 pub(super) struct Job<'a, E> {
     step: &'a Step,
     cache: LayerView<'a, E>,
+    /// Whose block tables say where the cache's positions lie.
+    group: usize,
     heads: Heads,
     mask: Mask,
     qkv: &'a [f32],
@@ -127,14 +129,15 @@ pub(super) struct Job<'a, E> {
 }
 
 impl<E> Job<'_, E> {
-    fn group(&self) -> usize {
+    /// Query heads that share a key head.
+    fn sharers(&self) -> usize {
         self.heads.query / self.heads.kv
     }
 
     /// The row of the step and the query head of an item's query.
     #[inline(always)]
     fn row_and_head(&self, item: &Item, query: usize) -> (usize, usize) {
-        let group = self.group();
+        let group = self.sharers();
         let head = item.kv_head * group + (item.first_query + query) % group;
         (item.segment.first_row + item.row(query, group), head)
     }
@@ -150,7 +153,7 @@ pub(super) fn attention(
     out: &mut [f32],
     qkv: &[f32],
     cache: &Cache,
-    layer: usize,
+    place: CacheLayer,
     heads: Heads,
     mask: Mask,
 ) {
@@ -159,17 +162,26 @@ pub(super) fn attention(
     assert!(heads.query.is_multiple_of(heads.kv), "{heads:?}");
     assert!(qkv.len() == step.rows() * heads.qkv_width() && out.len() == step.rows() * heads.query_width());
     scratch.plan(step, heads, &mask, pool.threads());
-    let out = SharedSlice::new(out);
+    let (out, CacheLayer { group, layer }) = (SharedSlice::new(out), place);
     match &cache.values {
-        Values::F32(values) => {
-            run(isa, pool, scratch, Job { step, cache: LayerView { shape, values, layer }, heads, mask, qkv, out })
-        }
-        Values::F16(values) => {
-            run(isa, pool, scratch, Job { step, cache: LayerView { shape, values, layer }, heads, mask, qkv, out })
-        }
-        Values::Bf16(values) => {
-            run(isa, pool, scratch, Job { step, cache: LayerView { shape, values, layer }, heads, mask, qkv, out })
-        }
+        Values::F32(values) => run(
+            isa,
+            pool,
+            scratch,
+            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
+        ),
+        Values::F16(values) => run(
+            isa,
+            pool,
+            scratch,
+            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
+        ),
+        Values::Bf16(values) => run(
+            isa,
+            pool,
+            scratch,
+            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
+        ),
     }
 }
 

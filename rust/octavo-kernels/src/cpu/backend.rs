@@ -14,8 +14,8 @@ use super::{
     rope::{RopeAndCache, RopeTable},
 };
 use crate::{
-    Activation, Backend, BackendError, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits, Weight,
-    step::Step,
+    Activation, Backend, BackendError, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits,
+    Weight, step::Step,
 };
 
 /// How the CPU backend is opened.
@@ -192,7 +192,7 @@ impl Backend for CpuBackend {
         &mut self,
         qkv: &mut Buffer,
         cache: &mut Cache,
-        layer: usize,
+        place: CacheLayer,
         heads: Heads,
         query_norm: Option<&Vector>,
         key_norm: Option<&Vector>,
@@ -204,7 +204,7 @@ impl Backend for CpuBackend {
         let pass = RopePass {
             qkv: qkv.rows_mut(self.step.rows(), heads.qkv_width()),
             shape,
-            layer,
+            place,
             heads,
             query_norm: weight(query_norm, heads.head_dim),
             key_norm: weight(key_norm, heads.head_dim),
@@ -218,11 +218,19 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn attention(&mut self, out: &mut Buffer, qkv: &Buffer, cache: &Cache, layer: usize, heads: Heads, mask: Mask) {
+    fn attention(
+        &mut self,
+        out: &mut Buffer,
+        qkv: &Buffer,
+        cache: &Cache,
+        place: CacheLayer,
+        heads: Heads,
+        mask: Mask,
+    ) {
         let (scratch, _) = self.attention.as_mut().expect("a cache was taken, and scratch with it");
         let out = out.rows_mut(self.step.rows(), heads.query_width());
         let qkv = qkv.rows(self.step.rows(), heads.qkv_width());
-        attention::attention(self.isa, &mut self.pool, scratch, &self.step, out, qkv, cache, layer, heads, mask);
+        attention::attention(self.isa, &mut self.pool, scratch, &self.step, out, qkv, cache, place, heads, mask);
     }
 
     fn gated(&mut self, out: &mut Buffer, gate_up: &Buffer, activation: Activation, width: usize, rows: usize) {
@@ -263,7 +271,7 @@ impl Backend for CpuBackend {
 struct RopePass<'a> {
     qkv: &'a mut [f32],
     shape: CacheShape,
-    layer: usize,
+    place: CacheLayer,
     heads: Heads,
     query_norm: Option<&'a [f32]>,
     key_norm: Option<&'a [f32]>,
@@ -273,13 +281,14 @@ struct RopePass<'a> {
 
 impl RopePass<'_> {
     fn run<E: Element>(self, isa: Isa, pool: &mut Pool, step: &Step, values: &mut [E]) {
-        let Self { qkv, shape, layer, heads, query_norm, key_norm, eps, rope } = self;
-        let cache = &LayerWriter { shape, values: SharedSlice::new(values), layer };
+        let Self { qkv, shape, place, heads, query_norm, key_norm, eps, rope } = self;
+        let cache = &LayerWriter { shape, values: SharedSlice::new(values), layer: place.layer };
+        let all_slots = step.slots(place.group);
         let rope = rope.view();
         let rows = rows_per_task(heads.qkv_width());
         pool.run_pieces(qkv, rows * heads.qkv_width(), &|i, qkv| {
             // `Step::begin` has seen to it that no two rows have one slot.
-            let slots = &step.slots[i * rows..];
+            let slots = &all_slots[i * rows..];
             let first_row = i * rows;
             isa.run(RopeAndCache { qkv, first_row, slots, cache, heads, query_norm, key_norm, eps, rope });
         });

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use super::{attention, dequantise::dequantise, gated, linear, norm, rope};
 use crate::{
-    Activation, Backend, BackendError, CacheDtype, CacheShape, DType, Heads, Mask, Result, RopeSpec, StepInput,
-    StepLimits, Weight, step::Step,
+    Activation, Backend, BackendError, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result, RopeSpec,
+    StepInput, StepLimits, Weight, step::Step,
 };
 
 /// How products with quantised weights see their activations. Dense weights always meet f32 activations.
@@ -254,7 +254,7 @@ impl Backend for ReferenceBackend {
         &mut self,
         qkv: &mut Buffer,
         cache: &mut Cache,
-        layer: usize,
+        place: CacheLayer,
         heads: Heads,
         query_norm: Option<&Vector>,
         key_norm: Option<&Vector>,
@@ -263,7 +263,7 @@ impl Backend for ReferenceBackend {
     ) {
         assert!(heads.kv == cache.shape.kv_heads && heads.head_dim == cache.shape.head_dim);
         for (row, qkv) in qkv.rows_mut(self.step.rows(), heads.qkv_width()).enumerate() {
-            let slot = self.step.slots[row] as usize;
+            let slot = self.step.slots(place.group)[row] as usize;
             let (cos, sin) = rope::angles(rope, self.step.positions[row]);
             for (i, head) in qkv.chunks_exact_mut(heads.head_dim).enumerate() {
                 let is_value = i >= heads.query + heads.kv;
@@ -274,17 +274,25 @@ impl Backend for ReferenceBackend {
                     rope::rotate(head, &cos, &sin, rope.style);
                 }
                 if let Some(kv) = i.checked_sub(heads.query) {
-                    cache.write(layer, slot, usize::from(is_value), kv % heads.kv, head);
+                    cache.write(place.layer, slot, usize::from(is_value), kv % heads.kv, head);
                 }
             }
         }
     }
 
-    fn attention(&mut self, out: &mut Buffer, qkv: &Buffer, cache: &Cache, layer: usize, heads: Heads, mask: Mask) {
+    fn attention(
+        &mut self,
+        out: &mut Buffer,
+        qkv: &Buffer,
+        cache: &Cache,
+        place: CacheLayer,
+        heads: Heads,
+        mask: Mask,
+    ) {
         assert!(heads.kv == cache.shape.kv_heads && heads.head_dim == cache.shape.head_dim);
         let block_size = cache.shape.block_size;
         for segment in &self.step.segments {
-            let table = self.step.block_table(segment, block_size);
+            let table = self.step.block_table(segment, place.group, block_size);
             let slot = |position: usize| table[position / block_size] as usize * block_size + position % block_size;
             for row in segment.first_row..segment.first_row + segment.rows {
                 let visible = attention::visible(self.step.positions[row] as usize, mask.window);
@@ -292,8 +300,8 @@ impl Backend for ReferenceBackend {
                     let kv_head = head / (heads.query / heads.kv);
                     let query = &qkv.values[row * heads.qkv_width() + head * heads.head_dim..][..heads.head_dim];
                     let out = &mut out.values[row * heads.query_width() + head * heads.head_dim..][..heads.head_dim];
-                    let keys = visible.clone().map(|p| cache.read(layer, slot(p), 0, kv_head));
-                    let values = visible.clone().map(|p| cache.read(layer, slot(p), 1, kv_head));
+                    let keys = visible.clone().map(|p| cache.read(place.layer, slot(p), 0, kv_head));
+                    let values = visible.clone().map(|p| cache.read(place.layer, slot(p), 1, kv_head));
                     attention::attention(out, query, keys, values, &mask);
                 }
             }

@@ -236,6 +236,15 @@ impl Engine {
             )));
         }
         let ids: Arc<[u32]> = self.token_ids(prompt)?.into();
+        if let Wanted::Scores { from } = options.wanted
+            && !(1..ids.len()).contains(&from)
+        {
+            let what = format!(
+                "tokens from {from} on of a prompt of {} cannot be scored: one before, and one to score",
+                ids.len()
+            );
+            return Err(SubmitError::Invalid(what));
+        }
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
         self.enter(options.choices)?;
@@ -270,11 +279,12 @@ impl Engine {
         options: Options,
         begun: Time,
     ) -> Ticket {
-        let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
+        let cache_salt = self.namespace(&options, first);
+        let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
         let params = Arc::new(params);
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
-        let (cache_salt, user): (Arc<str>, Arc<str>) = (options.cache_salt.into(), options.user.into());
+        let user: Arc<str> = options.user.into();
         let arrived = self.shared.now();
         for index in 0..options.choices {
             let id = RequestId(first + index as u64);
@@ -307,6 +317,15 @@ impl Engine {
             prompt,
             tokenize_ns: arrived.since(begun),
             shared: self.shared.clone(),
+        }
+    }
+
+    /// Who may share blocks with the choices of a call. Without prefix caching they share among themselves.
+    fn namespace(&self, options: &Options, first: u64) -> Option<Arc<str>> {
+        match (self.limits.enable_prefix_caching, options.choices) {
+            (true, _) => Some(options.cache_salt.as_str().into()),
+            (false, 1) => None,
+            (false, _) => Some(format!("choices of call {first}").into()),
         }
     }
 

@@ -160,7 +160,7 @@ impl Loader {
             max_num_batched_tokens: self.config.batched_tokens(),
             max_queue: self.config.max_queue,
             max_model_len: plan.max_model_len,
-            block_size: self.config.block_size,
+            layout: plan.layout(),
             blocks: plan.cache.blocks,
             enable_prefix_caching: self.config.enable_prefix_caching,
         };
@@ -213,7 +213,8 @@ impl Loader {
         let step = StepLimits {
             rows: limits.max_num_batched_tokens,
             segments: limits.max_num_seqs,
-            table_entries: limits.max_num_seqs * limits.max_model_len.div_ceil(limits.block_size),
+            groups: limits.layout.groups(),
+            table_entries: limits.max_num_seqs * limits.layout.entries(limits.max_model_len),
         };
         match self.config.device {
             Device::Cpu => {
@@ -240,8 +241,9 @@ impl Loader {
         };
         let weights = Weights::load(files, model, &mut backend, &mut progress)?;
         let weights_bytes = weights.matrix_bytes;
-        let decoder = Decoder::new(backend, model.spec.clone(), weights, plan.cache, self.config.batched_tokens())
-            .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
+        let decoder =
+            Decoder::new(backend, model.spec.clone(), weights, &plan.groups, plan.cache, self.config.batched_tokens())
+                .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
         Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
     }
 }

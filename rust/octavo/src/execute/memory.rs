@@ -6,8 +6,9 @@ use std::fmt;
 use octavo_kernels::{CacheDtype, CacheShape};
 
 use crate::error::LoadError;
-use crate::model::DecoderSpec;
+use crate::kv::KvLayout;
 use crate::model::decoder::workspace_bytes;
+use crate::model::{DecoderSpec, LayerGroups};
 
 /// Unless told otherwise, the KV cache takes at most this share of what weights and buffers leave …
 const DEFAULT_SHARE: u64 = 4;
@@ -46,6 +47,8 @@ pub struct MemoryPlan {
     pub workspace_bytes: u64,
     /// The KV cache.
     pub cache: CacheShape,
+    /// Which layers share its block tables.
+    pub groups: LayerGroups,
     /// Longest prompt and answer together.
     pub max_model_len: usize,
     /// Whether `max_model_len` is below what the model was made for, because the cache holds no more.
@@ -59,9 +62,12 @@ impl MemoryPlan {
     pub fn new(spec: &DecoderSpec, request: &MemoryRequest) -> Result<Self, LoadError> {
         let workspace_bytes = workspace_bytes(spec, request.max_num_batched_tokens);
         let left = left_for_cache(request, workspace_bytes)?;
-        let block_bytes = spec.cache_shape(1, request.block_size, request.kv_cache_dtype).block_bytes() as u64;
         let wanted_len = wanted_len(spec, request)?;
-        let wanted_blocks = wanted_len.div_ceil(request.block_size) as u64;
+        let groups = LayerGroups::new(spec, wanted_len);
+        let layout = KvLayout { block_size: request.block_size, windows: groups.windows.clone() };
+        let shape = |blocks| groups.cache_shape(spec, blocks, request.block_size, request.kv_cache_dtype);
+        let block_bytes = shape(1).block_bytes() as u64;
+        let wanted_blocks = layout.blocks_for(wanted_len) as u64;
 
         let budget = match request.kv_cache_bytes {
             Some(bytes) if left.is_some_and(|left| bytes > left) => {
@@ -75,23 +81,30 @@ impl MemoryPlan {
             Some(bytes) => bytes,
             None => default_budget(left, wanted_blocks * block_bytes),
         };
-        let most = wanted_blocks.saturating_mul(request.max_num_seqs as u64);
+        let most =
+            wanted_blocks.saturating_mul(request.max_num_seqs as u64).saturating_add(chunk_blocks(&layout, request));
         // More blocks than every sequence at its longest can fill would only be useful as a memory of prefixes, so a
         // stated budget is used whole and a default one is not.
         let blocks =
             if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
         // Slots are counted in u32.
         let blocks = blocks.min(u64::from(u32::MAX) / request.block_size as u64);
-        let max_model_len = fit_len(request, wanted_len, blocks, block_bytes, left)?;
+        let max_model_len = fit_len(request, &layout, wanted_len, blocks, block_bytes, left)?;
         Ok(Self {
             free_bytes: request.free_bytes,
             weights_bytes: request.weights_bytes,
             workspace_bytes,
-            cache: spec.cache_shape(blocks as usize, request.block_size, request.kv_cache_dtype),
+            cache: shape(blocks as usize),
+            groups,
             max_model_len,
             shortened: max_model_len < wanted_len,
             sized_here: request.kv_cache_bytes.is_none(),
         })
+    }
+
+    /// How positions lie in the cache's blocks.
+    pub fn layout(&self) -> KvLayout {
+        KvLayout { block_size: self.cache.block_size, windows: self.groups.windows.clone() }
     }
 
     /// Weights, buffers and cache together.
@@ -134,6 +147,12 @@ fn wanted_len(spec: &DecoderSpec, request: &MemoryRequest) -> Result<usize, Load
     }
 }
 
+/// What the longest chunk of a prompt takes in groups with a window, for as long as its step runs.
+fn chunk_blocks(layout: &KvLayout, request: &MemoryRequest) -> u64 {
+    let windows = layout.windows.iter().flatten().count();
+    (windows * layout.entries(request.max_num_batched_tokens)) as u64
+}
+
 /// A share of what is left, and no more than [`DEFAULT_MOST`], unless a single sequence at its longest needs more.
 fn default_budget(left: Option<u64>, one_sequence: u64) -> u64 {
     let Some(left) = left else { return DEFAULT_MOST.max(one_sequence) };
@@ -144,16 +163,17 @@ fn default_budget(left: Option<u64>, one_sequence: u64) -> u64 {
 /// The longest sequence that the cache holds; an error if that is less than what was asked for, or nothing at all.
 fn fit_len(
     request: &MemoryRequest,
+    layout: &KvLayout,
     wanted_len: usize,
     blocks: u64,
     block_bytes: u64,
     left: Option<u64>,
 ) -> Result<usize, LoadError> {
-    let holds = usize::try_from(blocks.saturating_mul(request.block_size as u64)).unwrap_or(usize::MAX);
-    if holds >= wanted_len || (request.max_model_len.is_none() && holds > 0) {
-        return Ok(wanted_len.min(holds));
+    let holds = layout.longest(usize::try_from(blocks).unwrap_or(usize::MAX), wanted_len);
+    if holds == wanted_len || (request.max_model_len.is_none() && holds > 0) {
+        return Ok(holds);
     }
-    let needed = wanted_len.div_ceil(request.block_size) as u64 * block_bytes;
+    let needed = layout.blocks_for(wanted_len) as u64 * block_bytes;
     let what = match request.kv_cache_bytes {
         Some(bytes) => format!("kv_cache_bytes={bytes} ({})", Bytes(bytes)),
         None => format!("the KV cache's default share of {}", Bytes(left.unwrap_or_default())),
@@ -173,14 +193,18 @@ fn fit_len(
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CacheShape { blocks, block_size, .. } = self.cache;
+        let CacheShape { layers, blocks, block_size, .. } = self.cache;
         if let Some(free) = self.free_bytes {
             writeln!(f, "free      {:>10}", Bytes(free))?;
         }
         writeln!(f, "weights   {:>10}", Bytes(self.weights_bytes))?;
         writeln!(f, "buffers   {:>10}", Bytes(self.workspace_bytes))?;
         write!(f, "KV cache  {:>10}", Bytes(self.cache.bytes() as u64))?;
-        write!(f, "  {blocks} blocks of {block_size} tokens, {} each", Bytes(self.cache.block_bytes() as u64))?;
+        write!(f, "  {blocks} blocks of {block_size} tokens")?;
+        if self.groups.windows.len() > 1 {
+            write!(f, " for {layers} layers ({} groups of layers)", self.groups.windows.len())?;
+        }
+        write!(f, ", {} each", Bytes(self.cache.block_bytes() as u64))?;
         writeln!(f, ", {}", if self.sized_here { "sized by default" } else { "as set by kv_cache_bytes" })?;
         write!(f, "longest sequence  {} tokens", self.max_model_len)?;
         if self.shortened {

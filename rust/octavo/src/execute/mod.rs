@@ -25,11 +25,11 @@ pub struct Batch {
     pub ids: Vec<u32>,
     /// Position of every row in its sequence.
     pub positions: Vec<u32>,
-    /// `block · block_size + offset` of every row's key and value.
+    /// `block · block_size + offset` of every row's key and value, `(groups, rows)`: see [`StepInput`].
     pub slots: Vec<u32>,
     /// One per sequence in the batch, in row order.
     pub segments: Vec<Segment>,
-    /// Block tables of the segments, one after another.
+    /// Block tables of the segments, one after another: `(groups, entries)`.
     pub block_tables: Vec<u32>,
     /// One per segment: whose it is and what is wanted of it.
     pub entries: Vec<Entry>,

@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use octavo_kernels::Segment;
 
 use super::{Batch, Draw, Drawn, Entry, EntryOutput, Executor, LogitRows, StepOutput};
+use crate::kv::KvLayout;
 use crate::request::TokenLogprobs;
 
 /// What a step costs, in nanoseconds.
@@ -53,7 +54,7 @@ const EMPTY: Slot = Slot { position: u32::MAX, token_id: 0, prefix: 0 };
 pub struct Simulated {
     cost: CostModel,
     vocab: u32,
-    block_size: usize,
+    layout: KvLayout,
     /// Contents of the cache, or nothing.
     cache: Vec<Slot>,
     finished: VecDeque<StepOutput>,
@@ -62,15 +63,17 @@ pub struct Simulated {
 
 impl Simulated {
     /// Without a model of the cache: fast, and a token depends on seed, position and the last token only.
-    pub fn new(cost: CostModel, vocab: u32, block_size: usize) -> Self {
-        assert!(vocab > 0 && block_size > 0);
-        Self { cost, vocab, block_size, cache: Vec::new(), finished: VecDeque::new(), elapsed_ns: 0 }
+    pub fn new(cost: CostModel, vocab: u32) -> Self {
+        assert!(vocab > 0);
+        let layout = KvLayout::new(1);
+        Self { cost, vocab, layout, cache: Vec::new(), finished: VecDeque::new(), elapsed_ns: 0 }
     }
 
-    /// With the contents of a cache of `blocks` blocks. Panics at a batch that reads what its sequence did not write, or
-    /// writes what another one reads.
-    pub fn with_cache(cost: CostModel, vocab: u32, block_size: usize, blocks: usize) -> Self {
-        Self { cache: vec![EMPTY; blocks * block_size], ..Self::new(cost, vocab, block_size) }
+    /// With the contents of a cache of `blocks` blocks, whose windows hold at least two positions. Panics at a batch that
+    /// reads what its sequence did not write, or writes what another one reads.
+    pub fn with_cache(cost: CostModel, vocab: u32, layout: KvLayout, blocks: usize) -> Self {
+        assert!(layout.block_size > 0 && !layout.windows.contains(&Some(1)), "{layout:?}");
+        Self { cache: vec![EMPTY; blocks * layout.block_size], layout, ..Self::new(cost, vocab) }
     }
 
     /// Nanoseconds that all steps took together.
@@ -80,52 +83,74 @@ impl Simulated {
 
     /// The hash of all tokens up to each row of a segment, its keys and values now being in the cache.
     fn run(&mut self, batch: &Batch, segment: &Segment) -> Vec<u64> {
-        let table = &batch.block_tables[segment.first_table_entry..][..segment.context.div_ceil(self.block_size)];
-        let start = segment.context - segment.rows;
-        let mut prefix = self.read(table, start);
         let rows = segment.first_row..segment.first_row + segment.rows;
+        if self.cache.is_empty() {
+            return rows.map(|row| mix(0, u64::from(batch.ids[row]))).collect();
+        }
+        let start = segment.context - segment.rows;
+        let mut prefix = self.read(batch, segment, start);
         rows.zip(start..)
             .map(|(row, position)| {
-                let (token_id, slot) = (batch.ids[row], slot_of(table, position, self.block_size));
+                let token_id = batch.ids[row];
                 assert_eq!(batch.positions[row] as usize, position, "rows of a segment follow one another");
-                assert_eq!(batch.slots[row] as usize, slot, "a row is written where its block table says");
-                if self.cache.is_empty() {
-                    return mix(0, u64::from(token_id));
-                }
                 prefix = mix(prefix, u64::from(token_id));
-                self.cache[slot] = Slot { position: position as u32, token_id, prefix };
+                for group in 0..self.layout.groups() {
+                    let slot = self.slot(table(batch, segment, group, &self.layout), position);
+                    let told = batch.slots[group * batch.rows() + row] as usize;
+                    assert_eq!(told, slot, "a row is written where its block table says");
+                    self.cache[slot] = Slot { position: position as u32, token_id, prefix };
+                }
                 prefix
             })
             .collect()
     }
 
-    /// The hash of the first `context` tokens, read from the cache; every slot must continue the one before.
-    fn read(&self, table: &[u32], context: usize) -> u64 {
-        if self.cache.is_empty() {
-            return 0;
-        }
-        (0..context).fold(0, |prefix, position| {
-            let slot = self.cache[slot_of(table, position, self.block_size)];
-            assert_eq!(slot.position as usize, position, "a slot holds another position");
-            assert_eq!(slot.prefix, mix(prefix, u64::from(slot.token_id)), "position {position}: another prefix");
-            slot.prefix
-        })
+    /// The hash of the first `context` tokens, read from the cache. In every group every slot that the next row sees must
+    /// continue the one before, and all must come to the same.
+    fn read(&self, batch: &Batch, segment: &Segment, context: usize) -> u64 {
+        let mut prefixes = (0..self.layout.groups()).map(|group| {
+            let table = table(batch, segment, group, &self.layout);
+            let first = self.layout.windows[group].map_or(0, |window| (context + 1).saturating_sub(window));
+            (first..context).fold(None, |before, position| {
+                let slot = self.cache[self.slot(table, position)];
+                assert_eq!(slot.position as usize, position, "a slot holds another position");
+                if let Some(before) = before.or((position == 0).then_some(0)) {
+                    assert_eq!(
+                        slot.prefix,
+                        mix(before, u64::from(slot.token_id)),
+                        "position {position}: another prefix"
+                    );
+                }
+                Some(slot.prefix)
+            })
+        });
+        let prefix = prefixes.next().expect("there is a group");
+        assert!(prefixes.all(|other| other == prefix), "groups disagree");
+        prefix.unwrap_or(0)
     }
 
-    /// No block that a sequence writes is in another one's table.
+    fn slot(&self, table: &[u32], position: usize) -> usize {
+        table[position / self.layout.block_size] as usize * self.layout.block_size + position % self.layout.block_size
+    }
+
+    /// No block that a sequence writes is in another one's table, or in another group's.
     fn check_writes(&self, batch: &Batch) {
         let mut writers = HashMap::new();
         for (index, segment) in batch.segments.iter().enumerate() {
-            for &slot in &batch.slots[segment.first_row..][..segment.rows] {
-                let writer = *writers.entry(slot as usize / self.block_size).or_insert(index);
-                assert_eq!(writer, index, "two sequences write one block");
+            for group in 0..self.layout.groups() {
+                for &slot in &batch.slots[group * batch.rows() + segment.first_row..][..segment.rows] {
+                    let block = slot as usize / self.layout.block_size;
+                    let writer = *writers.entry(block).or_insert((index, group));
+                    assert_eq!(writer, (index, group), "block {block} is written twice");
+                }
             }
         }
         for (index, segment) in batch.segments.iter().enumerate() {
-            let table = &batch.block_tables[segment.first_table_entry..][..segment.context.div_ceil(self.block_size)];
-            for &block in table {
-                let writer = writers.get(&(block as usize)).copied().unwrap_or(index);
-                assert_eq!(writer, index, "block {block} is written by another sequence");
+            for group in 0..self.layout.groups() {
+                for &block in table(batch, segment, group, &self.layout) {
+                    let writer = writers.get(&(block as usize)).copied().unwrap_or((index, group));
+                    assert_eq!(writer, (index, group), "block {block} is written by another sequence");
+                }
             }
         }
     }
@@ -180,8 +205,10 @@ impl Executor for Simulated {
     }
 }
 
-fn slot_of(table: &[u32], position: usize, block_size: usize) -> usize {
-    table[position / block_size] as usize * block_size + position % block_size
+/// The block table of a segment in a group.
+fn table<'a>(batch: &'a Batch, segment: &Segment, group: usize, layout: &KvLayout) -> &'a [u32] {
+    let in_a_group = batch.block_tables.len() / layout.groups();
+    &batch.block_tables[group * in_a_group + segment.first_table_entry..][..layout.entries(segment.context)]
 }
 
 fn logit(token_id: u32, prefix: u64) -> f32 {

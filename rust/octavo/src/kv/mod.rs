@@ -8,10 +8,12 @@
 
 use crate::request::Time;
 
+mod layout;
 mod pool;
 mod prefix;
 mod table;
 
+pub use layout::KvLayout;
 pub use pool::{BlockId, Pool, Taken};
 pub use prefix::{PrefixChain, PrefixIndex, PrefixKey};
 pub use table::BlockTable;
@@ -21,29 +23,35 @@ pub use table::BlockTable;
 pub struct KvCache {
     pool: Pool,
     prefixes: PrefixIndex,
-    block_size: usize,
-    remember: bool,
+    layout: KvLayout,
+    keep: bool,
+}
+
+/// A remembered prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Its length in blocks.
+    pub len: usize,
+    /// For each group its blocks; [`BlockId::NONE`] for those that nobody who goes on from here sees.
+    pub groups: Vec<Vec<BlockId>>,
+}
+
+impl Found {
+    /// Blocks, over all groups.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.groups.iter().flatten().copied().filter(|&block| block != BlockId::NONE)
+    }
 }
 
 impl KvCache {
-    /// `blocks` blocks of `block_size` positions; `remember`: blocks outlive their sequences and can be found by prefix.
-    pub fn new(blocks: usize, block_size: usize, remember: bool) -> Self {
-        Self {
-            pool: Pool::new(blocks),
-            prefixes: PrefixIndex::new(if remember { blocks } else { 0 }),
-            block_size,
-            remember,
-        }
+    /// `blocks` blocks in this layout. Whoever holds a block, others can find it by prefix; `keep`: also when nobody does.
+    pub fn new(blocks: usize, layout: KvLayout, keep: bool) -> Self {
+        Self { pool: Pool::new(blocks), prefixes: PrefixIndex::new(blocks), layout, keep }
     }
 
-    /// Positions in a block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Whether blocks are remembered.
-    pub fn remembers(&self) -> bool {
-        self.remember
+    /// How positions lie in blocks.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
     }
 
     /// Counts of the pool.
@@ -51,34 +59,83 @@ impl KvCache {
         &self.pool
     }
 
-    /// Blocks that `tokens` take.
-    pub fn blocks_for(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.block_size)
+    /// An empty table.
+    pub fn table(&self) -> BlockTable {
+        BlockTable::new(self.layout.groups())
     }
 
-    /// The longest run of remembered blocks, at most `limit` of them; `key` names block `i` of the sequence.
-    pub fn find_prefix(&self, limit: usize, mut key: impl FnMut(usize) -> PrefixKey) -> Vec<BlockId> {
-        let limit = if self.remember { limit } else { 0 };
-        (0..limit).map_while(|index| self.prefixes.find(key(index))).collect()
+    /// The longest remembered prefix of at most `limit` blocks; `key` names block `i` of the sequence. In a group without a
+    /// window all blocks are needed, in one with a window those that the next row sees.
+    pub fn find_prefix(&self, limit: usize, mut key: impl FnMut(usize) -> PrefixKey) -> Found {
+        let groups = self.layout.groups();
+        let (mut found, mut blocks, mut run) = (0, vec![Vec::new(); groups], vec![0; groups]);
+        for index in 0..limit {
+            let (len, key) = (index + 1, key(index));
+            let mut enough = true;
+            for (group, &window) in self.layout.windows.iter().enumerate() {
+                let block = self.prefixes.find(key, group);
+                run[group] = if block.is_some() { run[group] + 1 } else { 0 };
+                blocks[group].push(block.unwrap_or(BlockId::NONE));
+                enough &= run[group] >= len - self.layout.outside(window, len * self.layout.block_size);
+            }
+            if enough {
+                found = len;
+            }
+            if self.layout.windows.iter().zip(&run).any(|(window, &run)| window.is_none() && run < len) {
+                break;
+            }
+        }
+        for (blocks, &window) in blocks.iter_mut().zip(&self.layout.windows) {
+            blocks.truncate(found);
+            blocks[..self.layout.outside(window, found * self.layout.block_size)].fill(BlockId::NONE);
+        }
+        Found { len: found, groups: blocks }
+    }
+
+    /// A block with this name is going to be published: whoever wants to share it may wait for that.
+    pub fn announce(&mut self, key: PrefixKey) {
+        self.prefixes.announce(key);
+    }
+
+    /// One that was announced has been published, or never will be.
+    pub fn withdraw(&mut self, key: PrefixKey) {
+        self.prefixes.withdraw(key);
+    }
+
+    /// Somebody is going to publish a block with this name.
+    pub fn is_announced(&self, key: PrefixKey) -> bool {
+        self.prefixes.is_announced(key)
+    }
+
+    /// How often names are announced.
+    pub fn announcements(&self) -> usize {
+        self.prefixes.announcements()
     }
 
     /// How many of these blocks nobody holds: sharing them takes them from the available ones.
-    pub fn idle_among(&self, blocks: &[BlockId]) -> usize {
-        blocks.iter().filter(|&&block| self.pool.owners(block) == 0).count()
+    pub fn idle_among(&self, found: &Found) -> usize {
+        found.blocks().filter(|&block| self.pool.owners(block) == 0).count()
     }
 
-    /// Puts found blocks into an empty table.
-    pub fn share(&mut self, table: &mut BlockTable, blocks: &[BlockId], now: Time) {
+    /// Puts a found prefix into an empty table.
+    pub fn share(&mut self, table: &mut BlockTable, found: &Found, now: Time) {
         assert!(table.is_empty(), "a prefix comes first");
-        for &block in blocks {
-            self.pool.share(block, now);
-            table.push(block, self.pool.rent(block, now));
+        for (group, blocks) in found.groups.iter().enumerate() {
+            for &block in blocks {
+                let rent = if block == BlockId::NONE {
+                    0
+                } else {
+                    self.pool.share(block, now);
+                    self.pool.rent(block, now)
+                };
+                table.push(group, block, rent);
+            }
         }
     }
 
     /// Tokens that the table could hold if it got every available block.
     pub fn room(&self, table: &BlockTable) -> usize {
-        (table.len() + self.pool.available()) * self.block_size
+        (table.len() + self.pool.available() / self.layout.groups()) * self.layout.block_size
     }
 
     /// Makes the table long enough for `tokens`. Says no, and takes nothing, when there are not enough blocks.
@@ -87,32 +144,66 @@ impl KvCache {
         if tokens > self.room(table) {
             return false;
         }
-        while table.len() < self.blocks_for(tokens) {
-            let Taken { block, evicted } = self.pool.take(now).expect("the room was counted");
-            if evicted {
-                self.prefixes.forget(block);
+        while table.len() < self.layout.entries(tokens) {
+            // The first group last: its length is the table's.
+            for group in (0..self.layout.groups()).rev() {
+                let Taken { block, evicted } = self.pool.take(now).expect("the room was counted");
+                if evicted {
+                    self.prefixes.forget(block);
+                }
+                table.push(group, block, self.pool.rent(block, now));
             }
-            table.push(block, self.pool.rent(block, now));
         }
         true
     }
 
-    /// Remembers block `index` of the table, which is full and committed. If its name is taken, the first block keeps it.
+    /// Remembers block `index` of the table, which is full and committed, in every group. If its name is taken, the first
+    /// block keeps it.
     pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        let block = table.blocks()[index];
-        if self.remember && !self.pool.is_remembered(block) && self.prefixes.publish(key, block) {
-            self.pool.remember(block);
+        for group in 0..self.layout.groups() {
+            let block = table.blocks(group)[index];
+            let is_new = block != BlockId::NONE && !self.pool.is_remembered(block);
+            if is_new && self.prefixes.publish(key, group, block) {
+                self.pool.remember(block);
+            }
         }
     }
 
-    /// Gives all blocks of the table back and returns the rent in block-nanoseconds. The last block goes first, so that a
+    /// Gives back the blocks that no row from position `computed` on sees, and returns their rent in block-nanoseconds.
+    pub fn give_back_outside(&mut self, table: &mut BlockTable, computed: usize, now: Time) -> u128 {
+        let mut rent = 0;
+        for group in 0..self.layout.groups() {
+            let outside = self.layout.outside(self.layout.windows[group], computed);
+            while table.outside(group) < outside {
+                let held = table.leave_behind(group);
+                rent += self.give_back(held, now);
+            }
+        }
+        rent
+    }
+
+    /// Gives all blocks of the table back and returns the rent in block-nanoseconds. The last blocks go first, so that a
     /// prefix loses its end before its beginning.
     pub fn release(&mut self, table: &mut BlockTable, now: Time) -> u128 {
         let mut rent = 0;
-        while let Some((block, rent_before)) = table.pop() {
-            rent += u128::from(self.pool.rent(block, now) - rent_before);
-            self.pool.release(block, now);
+        for _ in 0..table.len() {
+            for group in (0..self.layout.groups()).rev() {
+                if let Some(held) = table.pop(group) {
+                    rent += self.give_back(held, now);
+                }
+            }
         }
+        assert_eq!(table.held(), 0, "every block was given back");
+        rent
+    }
+
+    fn give_back(&mut self, (block, rent_before): (BlockId, u64), now: Time) -> u128 {
+        let rent = u128::from(self.pool.rent(block, now) - rent_before);
+        if !self.keep && self.pool.owners(block) == 1 && self.pool.is_remembered(block) {
+            self.prefixes.forget(block);
+            self.pool.forget(block);
+        }
+        self.pool.release(block, now);
         rent
     }
 
@@ -126,15 +217,17 @@ impl KvCache {
         self.pool.check();
         let mut owners = vec![0; self.pool.len()];
         for table in tables {
-            for block in table.blocks() {
-                owners[block.index()] += 1;
+            for group in 0..self.layout.groups() {
+                assert_eq!(table.blocks(group).len(), table.len(), "equally long in every group");
+                let (outside, held) = table.blocks(group).split_at(table.outside(group));
+                assert!(outside.iter().all(|&block| block == BlockId::NONE), "what is outside was given back");
+                held.iter().for_each(|block| owners[block.index()] += 1);
             }
         }
         for (id, &owners) in owners.iter().enumerate() {
             assert_eq!(self.pool.owners(BlockId(id as u32)), owners, "block {id}: owners");
         }
-        if self.remember {
-            self.prefixes.check(|block| self.pool.is_remembered(block));
-        }
+        assert!(self.keep || self.pool.idle() == 0, "nothing outlives its owners");
+        self.prefixes.check(|block| self.pool.is_remembered(block));
     }
 }

@@ -7,6 +7,9 @@ use crate::request::Time;
 pub struct BlockId(pub u32);
 
 impl BlockId {
+    /// In the place of a block that was given back.
+    pub const NONE: Self = Self(octavo_kernels::StepInput::NO_BLOCK);
+
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
@@ -174,6 +177,13 @@ impl Pool {
         let block = &mut self.blocks[id.index()];
         assert!(block.owners > 0, "only an owner can publish a block");
         block.remembered = true;
+    }
+
+    /// An owned block's contents cannot be found any more.
+    pub fn forget(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.index()];
+        assert!(block.owners > 0 && block.remembered, "only an owner can take back what it published");
+        block.remembered = false;
     }
 
     /// What an owner since the beginning would owe for this block by `now`: an owner's rent is the difference between

@@ -56,18 +56,20 @@ impl PrefixChain {
     }
 }
 
-/// Published blocks by name.
+/// Published blocks by name and group of layers.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    blocks: HashMap<PrefixKey, BlockId>,
+    blocks: HashMap<(PrefixKey, u32), BlockId>,
     /// The other way round; means something only for blocks in `blocks`.
-    keys: Vec<PrefixKey>,
+    keys: Vec<(PrefixKey, u32)>,
+    /// Names that are going to be published, and by how many sequences.
+    announced: HashMap<PrefixKey, u32>,
 }
 
 impl PrefixIndex {
     /// For a pool of `blocks`.
     pub fn new(blocks: usize) -> Self {
-        Self { blocks: HashMap::new(), keys: vec![PrefixKey([0; 16]); blocks] }
+        Self { blocks: HashMap::new(), keys: vec![(PrefixKey([0; 16]), 0); blocks], announced: HashMap::new() }
     }
 
     /// Published blocks.
@@ -80,18 +82,19 @@ impl PrefixIndex {
         self.blocks.is_empty()
     }
 
-    /// The block with this name.
-    pub fn find(&self, key: PrefixKey) -> Option<BlockId> {
-        self.blocks.get(&key).copied()
+    /// The block with this name in a group.
+    pub fn find(&self, key: PrefixKey, group: usize) -> Option<BlockId> {
+        self.blocks.get(&(key, group as u32)).copied()
     }
 
-    /// Names a block. Says no if another block has the name already: the first stays.
-    pub fn publish(&mut self, key: PrefixKey, block: BlockId) -> bool {
-        if self.blocks.contains_key(&key) {
+    /// Names a block of a group. Says no if another block has the name already: the first stays.
+    pub fn publish(&mut self, key: PrefixKey, group: usize, block: BlockId) -> bool {
+        let name = (key, group as u32);
+        if self.blocks.contains_key(&name) {
             return false;
         }
-        self.blocks.insert(key, block);
-        self.keys[block.index()] = key;
+        self.blocks.insert(name, block);
+        self.keys[block.index()] = name;
         true
     }
 
@@ -99,6 +102,30 @@ impl PrefixIndex {
     pub fn forget(&mut self, block: BlockId) {
         let forgotten = self.blocks.remove(&self.keys[block.index()]);
         assert_eq!(forgotten, Some(block), "a remembered block must be in the index");
+    }
+
+    /// A block with this name is going to be published.
+    pub fn announce(&mut self, key: PrefixKey) {
+        *self.announced.entry(key).or_default() += 1;
+    }
+
+    /// One that was announced has been published, or never will be.
+    pub fn withdraw(&mut self, key: PrefixKey) {
+        let count = self.announced.get_mut(&key).expect("it was announced");
+        *count -= 1;
+        if *count == 0 {
+            self.announced.remove(&key);
+        }
+    }
+
+    /// Somebody is going to publish a block with this name.
+    pub fn is_announced(&self, key: PrefixKey) -> bool {
+        self.announced.contains_key(&key)
+    }
+
+    /// How often names are announced.
+    pub fn announcements(&self) -> usize {
+        self.announced.values().map(|&count| count as usize).sum()
     }
 
     /// Asserts that `remembered` says yes to exactly the published blocks of the pool.

@@ -8,7 +8,7 @@ use octavo_kernels::{CacheDtype, DType};
 use super::files::{Config, ModelFiles};
 use super::tensors::Tensor;
 use crate::error::LoadError;
-use crate::model::Model;
+use crate::model::{LayerGroups, Model};
 
 /// Positions for which the KV cache's bytes are computed, so that they divide evenly.
 const BLOCK: usize = 16;
@@ -75,7 +75,10 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         bos: words.bos,
         eos: words.eos,
         file_bytes: files.tensors.file_bytes(),
-        kv_bytes_per_token: (spec.cache_shape(1, BLOCK, CacheDtype::default()).block_bytes() / BLOCK) as u64,
+        kv_bytes_per_token: (LayerGroups::new(&spec, 0)
+            .cache_shape(&spec, 1, BLOCK, CacheDtype::default())
+            .block_bytes()
+            / BLOCK) as u64,
     })
 }
 

@@ -1,7 +1,8 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{Backend, CacheShape, Result, StepInput};
+use octavo_kernels::{Backend, CacheLayer, CacheShape, Result, StepInput};
 
+use super::groups::LayerGroups;
 use super::spec::DecoderSpec;
 use super::weights::{LayerWeights, Weights};
 
@@ -15,6 +16,8 @@ pub struct Decoder<B: Backend> {
     weights: Weights<B::Matrix, B::Vector>,
     ropes: Vec<B::Rope>,
     cache: B::Cache,
+    /// Where each layer's keys and values lie.
+    places: Vec<CacheLayer>,
     buffers: Buffers<B::Buffer>,
 }
 
@@ -82,18 +85,20 @@ pub fn workspace_bytes(spec: &DecoderSpec, rows: usize) -> u64 {
 pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 impl<B: Backend> Decoder<B> {
-    /// Takes the KV cache, and buffers for steps of up to `rows` rows.
+    /// Takes the KV cache, whose layers lie in `groups`, and buffers for steps of up to `rows` rows.
     pub fn new(
         mut backend: B,
         spec: DecoderSpec,
         weights: Weights<B::Matrix, B::Vector>,
+        groups: &LayerGroups,
         cache: CacheShape,
         rows: usize,
     ) -> Result<Self> {
         let ropes = spec.ropes.iter().map(|rope| backend.rope(rope)).collect::<Result<_>>()?;
         let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
         let cache = backend.cache(cache)?;
-        Ok(Self { backend, spec, weights, ropes, cache, buffers })
+        let places = groups.places.clone();
+        Ok(Self { backend, spec, weights, ropes, cache, places, buffers })
     }
 
     /// What it runs.
@@ -146,16 +151,16 @@ impl<B: Backend> Decoder<B> {
 
     /// Adds attention to `residual`, and leaves in `normed` what the gated layer reads.
     fn attention(&mut self, layer: usize, rows: usize) {
-        let Self { backend, spec, weights, ropes, cache, buffers } = self;
+        let Self { backend, spec, weights, ropes, cache, places, buffers } = self;
         let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } =
             &weights.layers[layer];
         let (layer_spec, heads, eps) = (&spec.layers[layer], spec.heads, spec.norm_eps);
-        let rope = &ropes[layer_spec.rope];
+        let (rope, place) = (&ropes[layer_spec.rope], places[layer]);
 
         backend.linear(&mut buffers.qkv, &buffers.normed, &qkv.matrix, qkv.bias.as_ref(), rows);
         let norms = (query_norm.as_ref(), key_norm.as_ref());
-        backend.rope_and_cache(&mut buffers.qkv, cache, layer, heads, norms.0, norms.1, eps, rope);
-        backend.attention(&mut buffers.attended, &buffers.qkv, cache, layer, heads, spec.mask(layer_spec));
+        backend.rope_and_cache(&mut buffers.qkv, cache, place, heads, norms.0, norms.1, eps, rope);
+        backend.attention(&mut buffers.attended, &buffers.qkv, cache, place, heads, spec.mask(layer_spec));
         backend.linear(&mut buffers.delta, &buffers.attended, &output.matrix, output.bias.as_ref(), rows);
         backend.residual_norm(
             &mut buffers.residual,

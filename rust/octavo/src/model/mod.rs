@@ -2,6 +2,7 @@
 //! weights are called. The [`Decoder`] runs any spec over any backend, and knows no family.
 
 pub mod spec; // what a decoder may vary in
+pub mod groups; // which layers share block tables
 pub mod families; // from a model's files to a spec, a row per family
 pub mod rope; // rotary frequencies and their scalings
 pub mod weights; // from files into a backend
@@ -9,5 +10,6 @@ pub mod decoder; // the one forward pass
 
 pub use decoder::Decoder;
 pub use families::Model;
+pub use groups::LayerGroups;
 pub use spec::DecoderSpec;
 pub use weights::Weights;

@@ -1,6 +1,6 @@
 //! What decoders differ in, as data.
 
-use octavo_kernels::{Activation, CacheDtype, CacheShape, Heads, Mask, RopeSpec};
+use octavo_kernels::{Activation, Heads, Mask, RopeSpec};
 
 /// A decoder-only transformer. Every field is one that more than one family sets.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,18 +76,6 @@ impl DecoderSpec {
     /// What queries of `layer` may see.
     pub fn mask(&self, layer: &LayerSpec) -> Mask {
         Mask { scale: self.attention_scale, window: layer.window, soft_cap: self.attention_soft_cap }
-    }
-
-    /// The KV cache of this decoder with `blocks` blocks.
-    pub fn cache_shape(&self, blocks: usize, block_size: usize, dtype: CacheDtype) -> CacheShape {
-        CacheShape {
-            layers: self.layers.len(),
-            blocks,
-            block_size,
-            kv_heads: self.heads.kv,
-            head_dim: self.heads.head_dim,
-            dtype,
-        }
     }
 
     /// Checks what the numbers owe each other. The error says what was wanted and what was found.

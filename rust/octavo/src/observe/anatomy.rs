@@ -15,6 +15,8 @@ pub struct QueueTimes {
     pub sequences: u64,
     /// The KV cache had no room.
     pub blocks: u64,
+    /// For a running request that was computing the same prefix.
+    pub prefix: u64,
     /// The step's rows were given out, or the step under way had to end.
     pub budget: u64,
 }
@@ -22,12 +24,13 @@ pub struct QueueTimes {
 impl QueueTimes {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.sequences + self.blocks + self.budget
+        self.sequences + self.blocks + self.prefix + self.budget
     }
 
     pub(super) fn add(&mut self, more: Self) {
         self.sequences += more.sequences;
         self.blocks += more.blocks;
+        self.prefix += more.prefix;
         self.budget += more.budget;
     }
 
@@ -35,6 +38,7 @@ impl QueueTimes {
         Self {
             sequences: self.sequences - earlier.sequences,
             blocks: self.blocks - earlier.blocks,
+            prefix: self.prefix - earlier.prefix,
             budget: self.budget - earlier.budget,
         }
     }
@@ -262,7 +266,8 @@ impl Anatomy {
 }
 
 fn queue_note(queue: &QueueTimes) -> String {
-    let reasons = [("sequences", queue.sequences), ("blocks", queue.blocks), ("budget", queue.budget)];
+    let reasons =
+        [("sequences", queue.sequences), ("blocks", queue.blocks), ("prefix", queue.prefix), ("budget", queue.budget)];
     match reasons.into_iter().max_by_key(|&(_, ns)| ns) {
         Some((reason, ns)) if ns > 0 => format!("for {reason}"),
         _ => String::new(),
@@ -327,7 +332,7 @@ mod tests {
 
     fn example() -> Anatomy {
         let stages = StageTimes {
-            queue: QueueTimes { sequences: 0, blocks: 11_000_000, budget: 1_000_000 },
+            queue: QueueTimes { sequences: 0, blocks: 11_000_000, prefix: 0, budget: 1_000_000 },
             prefill: PrefillTimes { computing: 280_000_000, waiting: 20_000_000 },
             decode: DecodeTimes { computing: 1_500_000_000, waiting: 1_000_000, preempted: 99_000_000 },
         };

@@ -11,6 +11,8 @@ pub enum QueueReason {
     Sequences,
     /// The KV cache has no room.
     Blocks,
+    /// A running request is computing what this prompt begins with, to be shared when it is there.
+    Prefix,
     /// The step's rows are given out; or simply: the step under way has to end first.
     #[default]
     Budget,
@@ -38,6 +40,7 @@ impl QueueClock {
         match self.reason {
             QueueReason::Sequences => totals.sequences += elapsed,
             QueueReason::Blocks => totals.blocks += elapsed,
+            QueueReason::Prefix => totals.prefix += elapsed,
             QueueReason::Budget => totals.budget += elapsed,
         }
         totals

@@ -3,32 +3,29 @@
 use octavo_kernels::Segment;
 
 use crate::execute::{Batch, Entry, LogitRows};
+use crate::kv::KvLayout;
 use crate::request::{Time, Wanted};
 use crate::sequence::Sequence;
 
 /// Writes the planned rows of all running sequences into an empty batch.
-pub fn assemble(batch: &mut Batch, running: &mut [Sequence], block_size: usize, now: Time) {
+pub fn assemble(batch: &mut Batch, running: &mut [Sequence], layout: &KvLayout, now: Time) {
+    let mut first_table_entry = 0;
     for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
         sequence.entry = batch.entries.len();
-        write_rows(batch, sequence, block_size);
+        let (first_row, rows, context) = (batch.ids.len(), sequence.planned, sequence.computed + sequence.planned);
+        batch.segments.push(Segment { first_row, rows, context, first_table_entry });
+        first_table_entry += sequence.table.len();
+        batch.ids.extend((sequence.computed..context).map(|position| sequence.token(position)));
+        batch.positions.extend(sequence.computed as u32..context as u32);
         batch.entries.push(entry(sequence));
         sequence.meter.enter(sequence.activity(true), now);
     }
-}
-
-fn write_rows(batch: &mut Batch, sequence: &Sequence, block_size: usize) {
-    let context = sequence.computed + sequence.planned;
-    batch.segments.push(Segment {
-        first_row: batch.ids.len(),
-        rows: sequence.planned,
-        context,
-        first_table_entry: batch.block_tables.len(),
-    });
-    batch.block_tables.extend(sequence.table.blocks().iter().map(|block| block.0));
-    for position in sequence.computed..context {
-        batch.ids.push(sequence.token(position));
-        batch.positions.push(position as u32);
-        batch.slots.push(sequence.table.slot(position, block_size));
+    for group in 0..layout.groups() {
+        for sequence in running.iter().filter(|sequence| sequence.planned > 0) {
+            let rows = sequence.computed..sequence.computed + sequence.planned;
+            batch.slots.extend(rows.map(|position| sequence.table.slot(group, position, layout.block_size)));
+            batch.block_tables.extend(sequence.table.blocks(group).iter().map(|block| block.0));
+        }
     }
 }
 

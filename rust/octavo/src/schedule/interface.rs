@@ -1,6 +1,7 @@
 //! What goes into the scheduler and what comes out.
 
 use crate::execute::Drawn;
+use crate::kv::KvLayout;
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, Request, RequestId, TokenLogprobs};
 
@@ -15,8 +16,8 @@ pub struct SchedulerConfig {
     pub max_queue: usize,
     /// Most tokens of prompt and answer together.
     pub max_model_len: usize,
-    /// Positions in a block of the KV cache.
-    pub block_size: usize,
+    /// How positions lie in blocks of the KV cache.
+    pub layout: KvLayout,
     /// Blocks of the KV cache.
     pub blocks: usize,
     /// Whether blocks outlive their sequences and are shared among equal prefixes.
@@ -29,24 +30,25 @@ impl SchedulerConfig {
         for (name, value) in [
             ("max_num_seqs", self.max_num_seqs),
             ("max_model_len", self.max_model_len),
-            ("block_size", self.block_size),
+            ("block_size", self.layout.block_size),
             ("the number of KV cache blocks", self.blocks),
         ] {
             if value == 0 {
                 return Err(format!("{name} must be at least 1, not 0"));
             }
         }
+        assert!(!self.layout.windows.is_empty() && !self.layout.windows.contains(&Some(0)), "{:?}", self.layout);
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(format!(
                 "max_num_batched_tokens ({}) must be at least max_num_seqs ({}): every sequence that decodes needs a row",
                 self.max_num_batched_tokens, self.max_num_seqs
             ));
         }
-        let slots = self.blocks.checked_mul(self.block_size);
+        let slots = self.blocks.checked_mul(self.layout.block_size);
         if slots.is_none_or(|slots| slots >= u32::MAX as usize) || self.max_model_len >= u32::MAX as usize {
             return Err(format!(
                 "{} KV cache blocks of {} tokens and a max_model_len of {}: positions are 32 bits wide",
-                self.blocks, self.block_size, self.max_model_len
+                self.blocks, self.layout.block_size, self.max_model_len
             ));
         }
         Ok(())

@@ -57,7 +57,7 @@ impl Scheduler {
         Ok(Self {
             queue: Waiting::default(),
             running: Vec::new(),
-            kv: KvCache::new(config.blocks, config.block_size, config.enable_prefix_caching),
+            kv: KvCache::new(config.blocks, config.layout.clone(), config.enable_prefix_caching),
             orders: HashMap::new(),
             events: VecDeque::new(),
             now: Time(0),
@@ -114,7 +114,7 @@ impl Scheduler {
     fn assemble(&mut self, now: Time) -> Option<Batch> {
         let mut batch = std::mem::take(&mut self.spare);
         batch.step = self.totals.steps;
-        assemble::assemble(&mut batch, &mut self.running, self.config.block_size, now);
+        assemble::assemble(&mut batch, &mut self.running, &self.config.layout, now);
         if batch.rows() == 0 {
             assert!(self.orders.is_empty(), "somebody could run and nobody does");
             self.spare = batch;
@@ -142,7 +142,11 @@ impl Scheduler {
             let output = std::mem::take(&mut outputs[sequence.entry]);
             let gave_rows = sequence.gives_rows();
             sequence.advance(sequences);
-            self.publish(sequence);
+            if sequence.shares() {
+                sequence.publish(&mut self.kv);
+            }
+            let outside = self.kv.give_back_outside(&mut sequence.table, sequence.computed, now);
+            sequence.record.block_ns += outside;
             if sequence.ending.is_none() {
                 self.give(sequence, output, gave_rows, now);
             }
@@ -150,16 +154,6 @@ impl Scheduler {
         }
         self.running = running;
         self.end_ending(now);
-    }
-
-    /// Every block that the rows have filled can be found from now on.
-    fn publish(&mut self, sequence: &mut Sequence) {
-        let full = sequence.computed / self.config.block_size;
-        while self.kv.remembers() && sequence.published < full {
-            let key = sequence.prefix_key(sequence.published, self.config.block_size);
-            self.kv.publish(&sequence.table, sequence.published, key);
-            sequence.published += 1;
-        }
     }
 
     /// Hands out what the executor gave for a sequence, and notes whether it has ended.
@@ -208,7 +202,8 @@ impl Scheduler {
             limits::refusal(&self.config, &request, self.orders.len()).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
-        let sequence = Sequence::new(request, order, most_new_tokens, now, &self.queue.clock);
+        let table = self.kv.table();
+        let sequence = Sequence::new(request, order, most_new_tokens, table, now, &self.queue.clock);
         self.orders.insert(id, order);
         match refused {
             None => self.queue.push(sequence),
@@ -253,7 +248,7 @@ impl Scheduler {
 
     /// The one place where a request ends.
     fn finish(&mut self, mut sequence: Sequence, finish: Finish, now: Time) {
-        sequence.record.block_ns += self.kv.release(&mut sequence.table, now);
+        sequence.release(&mut self.kv, now);
         let id = sequence.request.id;
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.orders.remove(&id);
@@ -310,6 +305,8 @@ impl Scheduler {
         assert!(self.running.is_sorted_by_key(|sequence| sequence.order), "running sequences are in order");
         assert!(self.running.len() <= self.config.max_num_seqs, "more run than may");
         assert_eq!(self.orders.len(), self.running.len() + self.queue.len(), "every living request is somewhere");
+        let announced = self.running.iter().map(|sequence| sequence.announced.saturating_sub(sequence.published));
+        assert_eq!(self.kv.announcements(), announced.sum::<usize>(), "announced by somebody who runs");
         for sequence in &self.running {
             self.check_running(sequence);
         }
@@ -322,14 +319,21 @@ impl Scheduler {
         assert!(self.in_flight || sequence.ending.is_none(), "{id}: should have ended");
         let end = sequence.computed + sequence.planned;
         assert!(end <= sequence.known(), "{id}: runs tokens that nobody knows");
-        assert_eq!(sequence.table.len(), self.kv.blocks_for(end), "{id}: as many blocks as it needs");
+        let layout = &self.config.layout;
+        assert_eq!(sequence.table.len(), layout.entries(end), "{id}: as many blocks as it needs");
         assert!(sequence.known() <= limits::longest(&self.config), "{id}: longer than may be");
-        let full = sequence.computed / self.config.block_size;
-        assert!(self.in_flight || !self.kv.remembers() || sequence.published == full, "{id}: blocks nobody can find");
-        for &block in &sequence.table.blocks()[full..] {
-            assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
-            assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
+        let full = sequence.computed / layout.block_size;
+        assert!(self.in_flight || !sequence.shares() || sequence.published == full, "{id}: blocks nobody can find");
+        for (group, &window) in layout.windows.iter().enumerate() {
+            let outside = layout.outside(window, sequence.computed);
+            assert_eq!(sequence.table.outside(group), outside, "{id}: holds what its window shows, and no more");
+            for &block in &sequence.table.blocks(group)[full..] {
+                assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
+                assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
+            }
         }
+        let most = layout.blocks_for(sequence.known());
+        assert!(self.in_flight || sequence.table.held() <= most, "{id}: holds more than it ever needs");
     }
 }
 

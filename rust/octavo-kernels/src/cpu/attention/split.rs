@@ -134,7 +134,7 @@ pub(super) fn compute_split<V: Vector, E: Element>(
     scores: &mut Scores,
     state: &mut State<'_>,
 ) {
-    let table = job.step.block_table(&item.segment, job.cache.shape.block_size);
+    let table = job.step.block_table(&item.segment, job.group, job.cache.shape.block_size);
     let positions = Positions { job, item, table, first: split * KV_SPLIT };
     let mut first = 0;
     while first < item.queries {
@@ -164,7 +164,7 @@ impl<'a, E: Element> Positions<'a, E> {
     /// What a query sees of this split; `start == end` if nothing.
     #[inline(always)]
     fn seen(&self, query: usize) -> Range<usize> {
-        let seen = self.item.seen(query, self.job.group(), &self.job.mask);
+        let seen = self.item.seen(query, self.job.sharers(), &self.job.mask);
         let clip = |position: usize| position.saturating_sub(self.first).min(KV_SPLIT);
         clip(seen.start)..clip(seen.end)
     }

@@ -1,5 +1,8 @@
 //! From the queue into the step: what is remembered of the prompt is shared, room for the rest is made sure of.
 //!
+//! A prompt that begins like one that is being computed waits until that can be shared: a burst of requests with one long
+//! prefix, or the choices of one call, compute it once. Others may pass it meanwhile.
+//!
 //! Blocks are taken as they are written, but nobody is admitted into blocks that a half-read prompt will need: each is
 //! promised enough to be read to its end. So two half-read prompts can never hold what the other one needs.
 
@@ -19,8 +22,10 @@ pub enum Rule {
     Part,
 }
 
-/// How far behind the head to look for a short prompt.
-const OVERTAKERS_SEEN: usize = 8;
+/// How far behind the head to look for short prompts.
+const OVERTAKERS_SEEN: usize = 64;
+/// How many of them to try.
+const OVERTAKERS_TRIED: usize = 8;
 /// How often the head may be overtaken. After that everybody waits until it has gone.
 const MOST_OVERTAKEN: u32 = 64;
 
@@ -37,38 +42,45 @@ pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
         }
         match try_admit(step, head, rule, promised) {
             Ok(more) => promised += more,
-            Err(QueueReason::Budget) => match overtake(step, head, rule, promised) {
+            Err(reason @ (QueueReason::Budget | QueueReason::Prefix)) => match overtake(step, head, rule, promised) {
                 Some(more) => promised += more,
-                None => return Some(QueueReason::Budget),
+                None => return Some(reason),
             },
             Err(reason) => return Some(reason),
         }
     }
 }
 
-/// Lets a short prompt pass a head that is too long for this step, if the head cannot begin yet because another long one
-/// is being read.
+/// Lets a short prompt pass a head that is too long for this step, or waits for its prefix, if the head cannot begin yet
+/// because another long one is being read.
 fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Option<usize> {
     let goes_on = |sequence: &Sequence| sequence.phase() == Phase::Prefill && sequence.planned < sequence.unread();
     if step.queue.head()?.overtaken >= MOST_OVERTAKEN || !step.running.iter().any(goes_on) {
         return None;
     }
+    let waits = |next: &Sequence| next.waits_for.is_some_and(|key| step.kv.is_announced(key));
     let is_short = |next: &&Sequence| next.order.priority == head.priority && next.known() <= step.rows_left;
-    let short = step.queue.iter().skip(1).take(OVERTAKERS_SEEN).find(is_short)?.order;
-    let more = try_admit(step, short, rule, promised).ok()?;
+    let behind = step.queue.iter().skip(1).take(OVERTAKERS_SEEN).filter(is_short).filter(|next| !waits(next));
+    let short: Vec<Order> = behind.take(OVERTAKERS_TRIED).map(|next| next.order).collect();
+    let more = short.into_iter().find_map(|order| try_admit(step, order, rule, promised).ok())?;
     step.queue.get_mut(head)?.overtaken += 1;
     Some(more)
 }
 
 /// Admits one sequence. `promised` blocks are spoken for; the answer is how many more are then.
 fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> Result<usize, QueueReason> {
-    let block_size = step.kv.block_size();
+    let block_size = step.kv.layout().block_size;
     let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
     let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
-    let found = step.kv.find_prefix(sequence.shareable() / block_size, |i| sequence.prefix_key(i, block_size));
-    let room = step.kv.blocks_for(sequence.room_wanted());
-    let cached = found.len() * block_size;
-    if room - found.len() + step.kv.idle_among(&found) > spare {
+    let shareable = sequence.shareable() / block_size;
+    let found = step.kv.find_prefix(shareable, |i| sequence.prefix_key(i, block_size));
+    sequence.waits_for = (found.len < shareable).then(|| sequence.prefix_key(found.len, block_size));
+    if sequence.waits_for.is_some_and(|key| step.kv.is_announced(key)) {
+        return Err(QueueReason::Prefix);
+    }
+    let room = step.kv.layout().blocks_for(sequence.room_wanted());
+    let cached = found.len * block_size;
+    if room.saturating_sub(found.blocks().count()) + step.kv.idle_among(&found) > spare {
         return Err(QueueReason::Blocks);
     }
     if rule == Rule::Whole && sequence.known() - cached > step.rows_left {
@@ -77,22 +89,26 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     let mut sequence = step.queue.remove(order).ok_or(QueueReason::Blocks)?;
     step.kv.share(&mut sequence.table, &found, step.now);
     sequence.admit(cached, step.now, &step.queue.clock);
+    if sequence.shares() {
+        sequence.announce(step.kv);
+    }
     step.tokens_cached += cached as u64;
     let index = step.running.partition_point(|running| running.order < order);
     step.running.insert(index, sequence);
     read(step, index, step.rows_left);
     assert!(step.running[index].planned > 0, "whoever is admitted begins at once");
-    Ok(room - step.running[index].table.len())
+    Ok(room.saturating_sub(step.running[index].table.held()))
 }
 
 /// Blocks that the half-read prompts will still take.
 fn promised(step: &Step<'_>) -> usize {
     let half_read = step.running.iter().filter(|sequence| sequence.phase() == Phase::Prefill);
-    half_read.map(|sequence| step.kv.blocks_for(sequence.room_wanted()) - sequence.table.len()).sum()
+    let more = |sequence: &Sequence| step.kv.layout().blocks_for(sequence.room_wanted());
+    half_read.map(|sequence| more(sequence).saturating_sub(sequence.table.held())).sum()
 }
 
-/// Blocks to leave for the running sequences to grow into, one each, so that hardly any is preempted soon after. At most
+/// Blocks to leave for the running sequences to grow into, one each in every group, so that hardly any is preempted soon after. At most
 /// a sixteenth of the pool; none when nobody runs, so that whoever fits at all gets in.
 fn watermark(step: &Step<'_>) -> usize {
-    step.running.len().min(step.kv.pool().len() / 16)
+    (step.running.len() * step.kv.layout().groups()).min(step.kv.pool().len() / 16)
 }

@@ -21,7 +21,7 @@ pub fn most_living(config: &SchedulerConfig) -> usize {
 
 /// Most tokens of prompt and answer together.
 pub fn longest(config: &SchedulerConfig) -> usize {
-    config.max_model_len.min(config.blocks * config.block_size)
+    config.layout.longest(config.blocks, config.max_model_len)
 }
 
 /// Most tokens that the request may generate: what it asks, cut to what there is room for.
@@ -37,6 +37,7 @@ pub fn fits(config: &SchedulerConfig, prompt: usize, wanted: Wanted) -> Result<(
     let (needed, purpose) = match wanted {
         Wanted::Tokens => (prompt + 1, "with room for one new token"),
         Wanted::LastLogits | Wanted::AllLogits => (prompt, "whose logits are wanted"),
+        Wanted::Scores { .. } => (prompt, "to be scored"),
     };
     if needed > config.max_model_len {
         return Err(format!(
@@ -44,13 +45,13 @@ pub fn fits(config: &SchedulerConfig, prompt: usize, wanted: Wanted) -> Result<(
             config.max_model_len
         ));
     }
-    let blocks = needed.div_ceil(config.block_size);
+    let blocks = config.layout.blocks_for(needed);
     if blocks > config.blocks {
         let percent = (blocks * 100).div_ceil(config.blocks);
         return Err(format!(
             "a prompt of {prompt} tokens {purpose} needs {blocks} KV cache blocks of {} tokens, the cache has {}: raise \
              kv_cache_bytes to at least {}.{:02} times what it is",
-            config.block_size,
+            config.layout.block_size,
             config.blocks,
             percent / 100,
             percent % 100
