@@ -16,7 +16,8 @@ class SamplingParams:
     :class:`octavo.InvalidRequestError` with its name.
 
     The steps run in this order: the grammar's mask, allowed and banned tokens, logit bias, penalties, temperature,
-    ``min_p``, ``top_k``, ``top_p``, then the draw. The same prompt, parameters and seed give the same tokens, whatever else is running.
+    ``min_p``, ``top_k``, ``top_p``, then the draw. The same prompt, parameters and seed give the same tokens, whatever
+    else is running.
     """
 
     temperature: float = 1.0

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -24,7 +25,10 @@ PERSON: dict[str, Any] = {
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "address": {
             "type": "object",
-            "properties": {"city": {"enum": ["Paris", "Zürich", "東京"]}, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
+            "properties": {
+                "city": {"enum": ["Paris", "Zürich", "東京"]},
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+            },
             "required": ["city", "zip"],
             "additionalProperties": False,
         },
@@ -32,6 +36,7 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age", "address"],
     "additionalProperties": False,
 }
+CLOSED = {"additionalProperties": False}
 SHORT = {"type": "string", "maxLength": 6}
 SCHEMAS: dict[str, Any] = {
     "nested": PERSON,
@@ -43,8 +48,8 @@ SCHEMAS: dict[str, Any] = {
     "any of": {"anyOf": [{"type": "integer", "minimum": -5, "maximum": 5}, {"type": "array", "maxItems": 0}, SHORT]},
     "one of, told apart": {
         "oneOf": [
-            {"type": "object", "properties": {"k": {"const": "a"}, "v": SHORT}, "required": ["k", "v"], "additionalProperties": False},
-            {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"], "additionalProperties": False},
+            {"type": "object", "properties": {"k": {"const": "a"}, "v": SHORT}, "required": ["k", "v"]} | CLOSED,
+            {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]} | CLOSED,
         ]
     },
     "all of": {"allOf": [{"type": "integer", "minimum": 10}, {"maximum": 99}]},
@@ -60,7 +65,10 @@ SCHEMAS: dict[str, Any] = {
         "$defs": {
             "node": {
                 "type": "object",
-                "properties": {"value": {"type": "boolean"}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+                "properties": {
+                    "value": {"type": "boolean"},
+                    "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+                },
                 "required": ["value", "next"],
                 "additionalProperties": False,
             }
@@ -75,13 +83,16 @@ SCHEMAS: dict[str, Any] = {
         "additionalProperties": False,
     },
 }  # fmt: skip
-REGEXES = [r"[0-9]{3}-[a-z]{2,5}", r"(yes|no)(, (yes|no)){0,3}\.", r"[^\x00-\x1f]{1,8}", r"a*b?", r"[é🙂文]{2,4}/", r" x "]
+REGEXES = [
+    r"[0-9]{3}-[a-z]{2,5}", r"(yes|no)(, (yes|no)){0,3}\.", r"[^\x00-\x1f]{1,8}", r"a*b?", r"[é🙂文]{2,4}/", r" x ",
+]  # fmt: skip
 ARITHMETIC = """
 start: term (("+" | "-" | "*") term)*
 term: NUMBER | "(" start ")"
 NUMBER: /[1-9][0-9]{0,2}/
 """
-MODELS = ["gguf/llama-q8_0.gguf", "gguf/qwen2-q5_1.gguf", "gguf/gemma3-q8_0.gguf", "tiny/llama-tied-rope3/f32", "tiny/gemma3/f32"]
+GGUF = ["gguf/llama-q8_0.gguf", "gguf/qwen2-q5_1.gguf", "gguf/gemma3-q8_0.gguf"]
+MODELS = [*GGUF, "tiny/llama-tied-rope3/f32", "tiny/gemma3/f32"]
 SEEDS = [(seed, temperature) for seed in range(4) for temperature in (0.0, 0.7, 1.5)]
 
 
@@ -160,8 +171,9 @@ def test_grammars(nonsense: octavo.LLM) -> None:
 
 def test_neighbours_are_not_touched(llm: octavo.LLM) -> None:
     """The answer does not depend on the batch: neither a free one's nor one that is held to something."""
-    prompts = ["Once upon a time", "The capital of France is", "One, two,", "Dear Sir"] * 2
-    held: list[dict[str, Any]] = [{}, {"json_schema": PERSON}, {}, {"regex": r"[a-z ]{10,40}\."}, {}, {"grammar": ARITHMETIC}, {}, {}]
+    prompts = ["Once upon a time", "The capital of France is", "One, two,"] * 2
+    held: list[dict[str, Any]] = [{"json_schema": PERSON}, {"regex": r"[a-z ]{10,40}\."}, {"grammar": ARITHMETIC}]
+    held += [{}, {}, {}]
     params = [SamplingParams(temperature=0.8, seed=i, max_tokens=30, logprobs=2, **each) for i, each in enumerate(held)]
     alone = [fingerprint(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
     assert [fingerprint(result) for result in llm.generate(prompts, params)] == alone
@@ -198,7 +210,8 @@ def test_how_it_ends(tiny: octavo.LLM) -> None:
         return result.text, result.finish_reason, result.stop_reason
 
     # Nothing can follow: it ends, whatever else was asked.
-    for more in ({}, {"ignore_eos": True}, {"min_tokens": 40}, {"stop": ["never"]}, {"allowed_token_ids": list(range(500))}):
+    ids = list(range(500))
+    for more in ({}, {"ignore_eos": True}, {"min_tokens": 40}, {"stop": ["never"]}, {"allowed_token_ids": ids}):
         assert answer(regex="abc", **more) == ("abc", "stop", None), more
     # Something can: ends are drawn like other tokens, or not.
     assert re.fullmatch("a+", answer(regex="a+", ignore_eos=True, max_tokens=20)[0])
@@ -278,10 +291,8 @@ def test_hostile_grammars_hurt_nobody_else(tiny: octavo.LLM, constraint: dict[st
     wanted = tiny.generate([4, 2], GREEDY, max_tokens=60).token_ids
     with tiny.stream([4, 2], GREEDY, max_tokens=60) as stream:
         begun = time.monotonic()
-        try:
+        with suppress(octavo.OctavoError):
             tiny.generate([1], GREEDY, max_tokens=40, **constraint)
-        except octavo.OctavoError as error:
-            assert str(error)
         assert time.monotonic() - begun < 10
         for _ in stream:
             pass
