@@ -217,6 +217,9 @@ def test_how_it_ends(tiny: octavo.LLM) -> None:
     assert re.fullmatch("a+", answer(regex="a+", ignore_eos=True, max_tokens=20)[0])
     assert answer(regex="a+", ignore_eos=True)[1] == "length"
     assert answer(regex="a+", min_tokens=10)[0].startswith("aaaaaaaaaa")
+    # Tokens that were given to end it are ends too: only where the grammar may end, though here nothing is likelier.
+    bos = tiny.tokenize("").ids[0]
+    assert answer(regex="aab?", stop_token_ids=[bos], logit_bias={bos: 1000.0}) == ("aa", "stop", bos)
     # Cut off: not complete.
     assert answer(json_schema=PERSON, max_tokens=2)[1] == "length"
     assert answer(regex="[ab]{30}c", stop=["a", "b"])[1] == "stop"

@@ -256,7 +256,9 @@ impl Engine {
         match &params.constraint {
             Some(constraint) if options.wanted == Wanted::Tokens => {
                 let grammar = self.grammars.compile(constraint)?;
-                (0..options.choices).map(|_| self.grammars.guide(&grammar, params.ignore_eos)).collect()
+                let own: &[u32] = if params.ignore_eos { &[] } else { &self.end_token_ids };
+                let ends: Arc<[u32]> = own.iter().chain(&params.stop_token_ids).copied().collect();
+                (0..options.choices).map(|_| self.grammars.guide(&grammar, ends.clone())).collect()
             }
             _ => Ok(Vec::new()),
         }

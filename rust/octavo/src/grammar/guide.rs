@@ -14,7 +14,7 @@ use crate::sample::TokenMask;
 /// Leads one sequence through its grammar.
 pub struct Guide {
     grammar: Arc<Grammar>,
-    /// Tokens that end it where the grammar may end.
+    /// Tokens that end it; allowed where the grammar may end.
     ends: Arc<[u32]>,
     /// Only a mask thread takes it. `None`: at the beginning.
     matcher: Mutex<Option<Box<Matcher>>>,

@@ -71,10 +71,9 @@ impl Grammars {
         Ok(grammar)
     }
 
-    /// What leads one sequence through a grammar. With `ignore_eos` it ends only where nothing else can follow.
-    pub fn guide(&self, grammar: &Arc<Grammar>, ignore_eos: bool) -> Result<Arc<Guide>, String> {
+    /// What leads one sequence through a grammar. `ends` can be drawn where the grammar may end, and end the sequence.
+    pub fn guide(&self, grammar: &Arc<Grammar>, ends: Arc<[u32]>) -> Result<Arc<Guide>, String> {
         let threads = self.threads.get_or_init(guide::Threads::start).as_ref().map_err(String::clone)?;
-        let ends = if ignore_eos { Arc::default() } else { self.end_token_ids.clone() };
         Ok(Guide::new(grammar.clone(), ends, threads))
     }
 
