@@ -94,7 +94,8 @@ impl Operation for Linear {
         let some = outputs.min(64);
         let bytes = weight_bytes(random, dtype, some, inputs).repeat(outputs / some + 1);
         let bytes = &bytes[..outputs * dtype.row_bytes(inputs).expect("whole blocks")];
-        let matrix = backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes }]).expect("memory");
+        let matrix =
+            backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes, run_as: dtype }]).expect("memory");
         let out = backend.buffer(rows, outputs).expect("memory");
         let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.linear(out, &x, &matrix, None, rows));
         Ready { out, rows, width: outputs, run }
@@ -238,7 +239,18 @@ fn main() {
     let cpu = &mut CpuBackend::open(Default::default(), harness::LIMITS).expect("threads");
 
     let inputs = 2048;
-    for dtype in [DType::Q4_0, DType::Q4_1, DType::Q4_K, DType::Q6_K, DType::Q8_0, DType::BF16, DType::F32] {
+    for dtype in [
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q4_K,
+        DType::Q6_K,
+        DType::Q2_K,
+        DType::Q3_K,
+        DType::Q8_16,
+        DType::Q8_0,
+        DType::BF16,
+        DType::F32,
+    ] {
         // So many outputs that the last cache is of no help from one run to the next.
         let bytes = bench.size(4 * last_cache_bytes(), 1);
         let outputs = (bytes / dtype.row_bytes(inputs).expect("whole blocks")).next_multiple_of(16);

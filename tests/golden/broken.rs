@@ -92,7 +92,7 @@ fn flip(file: &Path, model: &Path, header: fn(&[u8]) -> usize) {
 fn try_to_load(path: &Path) -> Result<(), octavo::error::LoadError> {
     let files = octavo::load::ModelFiles::open(path)?;
     let model = octavo::model::Model::of(&files)?;
-    let weights_bytes = octavo::model::weights::check(&files, &model)?;
+    let weights_bytes = octavo::model::weights::check(&files, &model)?.packed;
     let request = MemoryRequest {
         free_bytes: Some(1 << 30),
         weights_bytes,

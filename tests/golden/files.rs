@@ -187,12 +187,12 @@ fn a_type_that_cannot_run_is_named_with_its_tensor() {
     let name = b"blk.1.ffn_up.weight";
     let at = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
     // After the name: axes (u32), two sizes (u64), type (u32).
-    bytes[at + 4 + 16] = 10;
+    bytes[at + 4 + 16] = 9;
     let path = folder.0.join("model.gguf");
     fs::write(&path, &bytes).unwrap();
     let error = check(&path).unwrap_err().to_string();
     assert!(
-        error.contains("tensor type `Q2_K` of `blk.1.ffn_up.weight` is not supported; supported: F32, F16"),
+        error.contains("tensor type `Q8_1` of `blk.1.ffn_up.weight` is not supported; supported: F32, F16"),
         "{error}"
     );
 

@@ -6,6 +6,7 @@
 mod oracle; // the expected values
 mod runner; // a minimal scheduler: paged blocks in shuffled order, prompts in chunks, everything in one batch
 mod tiny; // tiny random models of every family, folders and GGUF files
+mod types; // every type of weight, and every type that weights are run as
 mod executor; // what a batch gives back
 mod files; // what is read besides weights, and errors that say what is wrong
 mod broken; // truncated and corrupt files

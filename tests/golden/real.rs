@@ -1,5 +1,6 @@
 //! Real models, where their files are at hand: `OCTAVO_TEST_MODELS=folder cargo test --test golden real -- --nocapture`;
-//! one that is not there is skipped with a line that says so (the Python tests always have SmolLM2). The bounds are the fixtures' own (see their README): quantised activations move log-probabilities by some
+//! one that is not there is skipped with a line that says so (the Python tests always have SmolLM2; `tests/fetch_models.py`
+//! gets all four). The bounds are the fixtures' own (see their README): quantised activations move log-probabilities by some
 //! hundredths, and may flip a step whose two best tokens are close.
 
 use std::path::{Path, PathBuf};
@@ -15,28 +16,27 @@ use crate::runner::{self, LIMITS};
 
 /// Mean over a prompt, of log-probabilities.
 const LOGPROB_TOLERANCE: f32 = 0.25;
+/// How far the mean NLL over all recorded prompts may be from the float reference, as a part of it.
+const NLL_TOLERANCE: f32 = 0.01;
 /// A step whose best token leads by less may go the other way.
 const MARGIN: f32 = 0.5;
 const STEPS: usize = 64;
 
-#[test]
-fn cpu_agrees_on_smollm2() {
-    compare(
-        "real/smollm2-135m.json",
-        CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(),
-        LOGPROB_TOLERANCE,
-        MARGIN,
-    );
+macro_rules! models {
+    ($($test:ident: $json:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            let backend = CpuBackend::open(CpuConfig::default(), LIMITS).unwrap();
+            compare(concat!("real/", $json), backend, LOGPROB_TOLERANCE, MARGIN);
+        }
+    )*};
 }
 
-#[test]
-fn cpu_agrees_on_gemma3() {
-    compare(
-        "real/gemma3-270m.json",
-        CpuBackend::open(CpuConfig::default(), LIMITS).unwrap(),
-        LOGPROB_TOLERANCE,
-        MARGIN,
-    );
+models! {
+    cpu_agrees_on_smollm2: "smollm2-135m.json",
+    cpu_agrees_on_gemma3: "gemma3-270m.json",
+    cpu_agrees_on_qwen2_of_half_a_billion: "qwen-0.5b.json",
+    cpu_agrees_on_qwen2_of_one_and_a_half: "qwen-1.5b.json",
 }
 
 #[test]
@@ -64,12 +64,36 @@ fn compare<B: Backend>(json: &str, backend: B, logprob_tolerance: f32, margin: f
     let decoder = runner::decoder(&path, backend);
     println!("{}", decoder.backend().describe());
     let mut executor = LocalExecutor::new(decoder);
+    let mut nlls = Nlls::default();
     for prompt in list(&all["prompts"]) {
-        compare_prompt(&mut executor, prompt, logprob_tolerance, margin);
+        compare_prompt(&mut executor, prompt, logprob_tolerance, margin, &mut nlls);
+    }
+    let [ours, theirs] = [nlls.deviation(0), nlls.deviation(1)];
+    println!(
+        "mean NLL of all prompts {:+.2} % from the float reference; llama.cpp {:+.2} %",
+        100.0 * ours,
+        100.0 * theirs
+    );
+    assert!(ours.abs() <= NLL_TOLERANCE, "{json}: the mean NLL is off by {ours}");
+}
+
+/// Mean negative log-likelihoods of all prompts together: ours, llama.cpp's and the float reference's.
+#[derive(Default)]
+struct Nlls([f32; 3]);
+
+impl Nlls {
+    fn deviation(&self, whose: usize) -> f32 {
+        self.0[whose] / self.0[2] - 1.0
     }
 }
 
-fn compare_prompt<B: Backend>(executor: &mut LocalExecutor<B>, prompt: &Value, logprob_tolerance: f32, margin: f32) {
+fn compare_prompt<B: Backend>(
+    executor: &mut LocalExecutor<B>,
+    prompt: &Value,
+    logprob_tolerance: f32,
+    margin: f32,
+    nlls: &mut Nlls,
+) {
     let name = prompt["id"].as_str().unwrap();
     let prompt_ids = ids(&prompt["ids"]);
     let greedy = ids(&prompt["greedy"]["tokens"]);
@@ -85,6 +109,12 @@ fn compare_prompt<B: Backend>(executor: &mut LocalExecutor<B>, prompt: &Value, l
     let in_prompt = mean_abs(prompt_logprobs, &wanted);
     let in_greedy = mean_abs(greedy_logprobs, &wanted_greedy);
     let nll = (mean(prompt_logprobs) - mean(&wanted)).abs();
+
+    // Every prompt counts the same: of all tokens together, most would be those of the longest.
+    let theirs = number(&prompt["llama_cpp"]["teacher_forced"]["prompt_mean_nll"]);
+    for (sum, nll) in nlls.0.iter_mut().zip([-mean(prompt_logprobs), theirs, -mean(&wanted)]) {
+        *sum += nll;
+    }
 
     let own = runner::run(executor, &[&prompt_ids], STEPS, 512).remove(0).tokens;
     let diverges = own.iter().zip(&greedy).position(|(own, theirs)| own != theirs);

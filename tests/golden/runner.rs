@@ -16,8 +16,12 @@ pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, groups: 1, t
 const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.
-pub fn decoder<B: Backend>(path: &Path, mut backend: B) -> Decoder<B> {
-    let files = ModelFiles::open(path).unwrap();
+pub fn decoder<B: Backend>(path: &Path, backend: B) -> Decoder<B> {
+    decoder_of(ModelFiles::open(path).unwrap(), backend)
+}
+
+/// The same, of files that have been told what to run their weights as.
+pub fn decoder_of<B: Backend>(files: ModelFiles, mut backend: B) -> Decoder<B> {
     let model = Model::of(&files).unwrap();
     let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();
     let groups = LayerGroups::new(&model.spec, 0);

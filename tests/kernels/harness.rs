@@ -90,7 +90,9 @@ pub fn upload<B: Backend>(backend: &mut B, values: &[f32], width: usize) -> B::B
 /// An F32 matrix.
 pub fn dense<B: Backend>(backend: &mut B, values: &[f32], cols: usize) -> B::Matrix {
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    backend.matrix(&[Weight { dtype: DType::F32, rows: values.len() / cols, cols, bytes: &bytes }]).unwrap()
+    backend
+        .matrix(&[Weight { dtype: DType::F32, rows: values.len() / cols, cols, bytes: &bytes, run_as: DType::F32 }])
+        .unwrap()
 }
 
 /// Begins a step of rows `ids` for operations that do not look at positions.
@@ -120,12 +122,29 @@ pub fn weight_bytes(random: &mut Random, dtype: DType, rows: usize, cols: usize)
                 let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.next() as u8).collect();
                 let scale = |random: &mut Random| half::f16::from_f32(0.01 * random.normal()).to_le_bytes();
                 let halves: &[usize] = match dtype {
-                    DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+                    DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+                    DType::Q2_K => &[80, 82],
+                    DType::Q3_K => &[108],
                     DType::Q6_K => &[208],
-                    _ => &[0, 2],
+                    DType::TQ1_0 => &[52],
+                    DType::TQ2_0 => &[64],
+                    DType::Q8_16 | DType::IQ1_M | DType::MXFP4 => &[],
+                    _ => &[0],
                 };
                 for &at in halves {
                     block[at..at + 2].copy_from_slice(&scale(random));
+                }
+                match dtype {
+                    DType::Q8_16 => block[..4].copy_from_slice(&(1e-4 * random.normal()).to_le_bytes()),
+                    // The scale is spread over the top nibbles of four words.
+                    DType::IQ1_M => {
+                        let [low, high] = scale(random);
+                        for (at, nibble) in [(49, low), (51, low >> 4), (53, high), (55, high >> 4)] {
+                            block[at] = block[at] & 15 | nibble << 4;
+                        }
+                    }
+                    DType::MXFP4 => block[0] = 118 + block[0] % 8,
+                    _ => {}
                 }
                 bytes.extend(block);
             }

@@ -79,6 +79,10 @@ fn dequantisation_agrees() {
             DType::Q4_K => GgmlDType::Q4K,
             DType::Q5_K => GgmlDType::Q5K,
             DType::Q6_K => GgmlDType::Q6K,
+            DType::Q2_K => GgmlDType::Q2K,
+            DType::Q3_K => GgmlDType::Q3K,
+            // Not known to candle: the published values of tests/fixtures/dequant speak for these.
+            _ => continue,
         };
         let bytes = weight_bytes(random, dtype, 5, 512);
         let mut got = vec![0.0; 5 * 512];

@@ -18,7 +18,7 @@ fn message<T>(result: Result<T, BackendError>) -> String {
 }
 
 fn check_weights<B: Backend>(b: &mut B) {
-    let weight = |dtype, rows, cols, bytes| Weight { dtype, rows, cols, bytes };
+    let weight = |dtype, rows, cols, bytes| Weight { dtype, rows, cols, bytes, run_as: dtype };
     let text = message(b.matrix(&[weight(DType::F32, 2, 3, &[0; 23])]));
     assert!(text.contains("23"), "{text}");
     let text = message(b.matrix(&[weight(DType::Q4_0, 1, 33, &[0; 18])]));

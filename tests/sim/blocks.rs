@@ -16,12 +16,15 @@ struct Holder {
     rent: u128,
 }
 
+/// Whose block, of which group, and all tokens up to its end.
+type Name = (usize, usize, Vec<u32>);
+
 /// The obvious version.
 #[derive(Default)]
 struct Model {
     owners: Vec<usize>,
-    /// Whose, of which group, and all tokens up to a block's end; the first with a name keeps it.
-    remembered: Vec<((usize, usize, Vec<u32>), BlockId)>,
+    /// The first with a name keeps it.
+    remembered: Vec<(Name, BlockId)>,
     /// Least recently used first.
     idle: Vec<BlockId>,
 }
@@ -44,7 +47,7 @@ impl Model {
         self.owners[block.0 as usize] = 1;
     }
     fn named(&self, salt: usize, group: usize, prefix: &[u32]) -> Option<BlockId> {
-        let is_it = |known: &&((usize, usize, Vec<u32>), BlockId)| known.0 == (salt, group, prefix.to_vec());
+        let is_it = |known: &&(Name, BlockId)| known.0 == (salt, group, prefix.to_vec());
         self.remembered.iter().find(is_it).map(|known| known.1)
     }
     /// The longest prefix after which the next token finds everything that it sees.

@@ -34,8 +34,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _rows(found: Inspection) -> list[tuple[str, str]]:
     tensors = [
-        (f"  {name}", f"{count} tensors, {format_bytes(size)}")
-        for name, count, size in sorted(found.tensor_types, key=lambda entry: -entry[2])
+        (f"  {name}", f"{count} tensors, {format_bytes(size)}{_run_as(name, run_as)}")
+        for name, count, size, run_as in sorted(found.tensor_types, key=lambda entry: -entry[2])
     ]
     pre = f", pre-tokenizer {found.pre_tokenizer}" if found.pre_tokenizer else ""
     template = (
@@ -56,6 +56,12 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
         ("chat template", template),
         ("KV cache", f"{format_bytes(found.kv_bytes_per_token)} per token"),
     ]
+
+
+def _run_as(name: str, run_as: str | None) -> str:
+    if run_as is None:
+        return ", cannot be run"
+    return "" if run_as == name else f", run as {run_as}"
 
 
 def _token(token_id: int | None) -> str:

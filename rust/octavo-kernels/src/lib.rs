@@ -7,6 +7,7 @@
 pub mod types; // element and block types, and how their bytes decode to f32
 pub mod ops; // trait Backend: the operations, shapes in each doc
 pub mod reference; // plain loops that define each operation; never made fast
+pub mod convert; // rows of one type as rows of another, at load
 pub mod cpu; // packed weights, vector kernels, the worker pool
 pub mod file; // a read-only mapped file
 
@@ -36,6 +37,16 @@ pub enum BackendError {
     /// A weight's shape, type or byte count does not fit what the operation needs.
     #[error("{0}")]
     BadWeight(String),
+    /// A value of a weight is beyond the range of the type that it should be run as.
+    #[error("row {row} of weight {part} holds a value that {} cannot", run_as.name())]
+    OutOfRange {
+        /// Which of the weights that were handed over together.
+        part: usize,
+        /// Which of its rows.
+        row: usize,
+        /// The type it should be run as.
+        run_as: DType,
+    },
     /// The device failed while computing.
     #[error("device failure: {0}")]
     Device(String),

@@ -27,6 +27,8 @@ pub struct Weight<'a> {
     pub cols: usize,
     /// Exactly `rows · dtype.row_bytes(cols)` bytes.
     pub bytes: &'a [u8],
+    /// The type to run it as, a native one. Rows are converted as they are taken, see [`crate::convert`].
+    pub run_as: DType,
 }
 
 /// The largest step a backend must be ready for. Buffers and scratch are sized by it, once.

@@ -19,11 +19,12 @@ pub struct Facts {
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
     memory: String,
+    notices: Vec<String>,
 }
 
 impl From<&handle::Facts> for Facts {
     fn from(facts: &handle::Facts) -> Self {
-        let handle::Facts { architecture, device, memory, .. } = facts.clone();
+        let handle::Facts { architecture, device, memory, notices, .. } = facts.clone();
         Self {
             architecture,
             device,
@@ -37,6 +38,7 @@ impl From<&handle::Facts> for Facts {
             max_num_seqs: facts.max_num_seqs,
             max_num_batched_tokens: facts.max_num_batched_tokens,
             memory,
+            notices,
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct Inspection {
     head_dim: usize,
     vocab: usize,
     max_positions: usize,
-    tensor_types: Vec<(String, usize, u64)>,
+    tensor_types: Vec<(String, usize, u64, Option<String>)>,
     tokenizer: String,
     pre_tokenizer: Option<String>,
     chat_template: Option<String>,

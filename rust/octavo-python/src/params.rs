@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use octavo::engine::Options;
 use octavo::engine::config::{Device, EngineConfig};
+use octavo::load::WeightDtype;
 use octavo::request::{Constraint, SamplingParams, Wanted};
 use octavo_kernels::CacheDtype;
 use pyo3::prelude::*;
@@ -18,6 +19,7 @@ pub fn engine_config(settings: &Bound<'_, PyAny>) -> PyResult<EngineConfig> {
     let read = || -> Result<EngineConfig, String> {
         Ok(EngineConfig {
             device,
+            dtype: dtype(&fields)?,
             kv_cache_dtype: kv_cache_dtype(&fields)?,
             kv_cache_bytes: fields.get("kv_cache_bytes", "a number of bytes, or None")?,
             block_size: fields.whole("block_size")?,
@@ -42,6 +44,12 @@ fn device(fields: &Fields<'_, '_>) -> PyResult<Device> {
             "there is no device {name:?} in this build of octavo; there are \"cpu\" and \"reference\""
         ))),
     }
+}
+
+fn dtype(fields: &Fields<'_, '_>) -> Result<WeightDtype, String> {
+    let wanted = "'auto' (weights as they are stored), 'f32', 'bf16', 'f16' or 'q8_0'";
+    let name: String = fields.get("dtype", wanted)?;
+    WeightDtype::from_name(&name).ok_or_else(|| format!("dtype must be {wanted}, not {name:?}"))
 }
 
 fn kv_cache_dtype(fields: &Fields<'_, '_>) -> Result<CacheDtype, String> {

@@ -4,6 +4,8 @@
 //! 4 neighbours of each lane: byte `4·lane + j` of group `g` is the code of input `4g + j`.
 //!
 //! ```text
+//! 2 bits   2 × 64 bytes: bits 2g and 2g + 1 of a byte of vector h are the code of group 4h + g
+//! 3 bits   + 64 bytes:     bit g of a byte is the third bit of group g
 //! 4 bits   4 × 64 bytes: vector p holds group p in its low nibbles, group p + 4 in its high nibbles
 //! 5 bits   + 64 bytes:     bit g of a byte is the fifth bit of group g
 //! 6 bits   + 2 × 64 bytes: bits 2g and 2g + 1 of a byte of vector h are the top bits of group 4h + g
@@ -15,8 +17,13 @@
 
 use half::f16;
 
+mod codes; // codes of 32 inputs of 16 outputs
+mod scales; // their scales
+
 use super::memory::Plain;
 use super::vector::Vector;
+use codes::{Codes2, Codes3, Codes4, Codes5, Codes6, Codes8};
+use scales::{HalvesSource, NestedHalves, NestedHalvesWithMinimum, NestedWithMinimum, Scale, ScaleAndMinimum, half_at};
 
 /// Outputs of a tile.
 pub const LANES: usize = 16;
@@ -68,317 +75,16 @@ pub(crate) trait Scales: Plain {
     fn get(&self, lane: usize, i: usize, half: usize) -> (f32, f32);
     /// What all blocks of the record share.
     fn head<V: Vector>(&self, v: V) -> [V::F32; 2];
-    /// The scales of both halves of block `i`, and its minimum.
-    fn block<V: Vector>(&self, v: V, head: [V::F32; 2], i: usize) -> [V::F32; 3];
+    /// The scales of both halves of block `i`, and their minimums. The second of each is read only with
+    /// [`Scales::HALVES`], minimums only with [`Scales::MINIMUMS`].
+    fn block<V: Vector>(&self, v: V, head: [V::F32; 2], i: usize) -> [[V::F32; 2]; 2];
 }
 
-// Codes.
-
-/// 4 bits.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Codes4 {
-    nibbles: [[u8; 64]; 4],
-}
-
-/// 5 bits.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Codes5 {
-    low: Codes4,
-    high: [u8; 64],
-}
-
-/// 6 bits.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Codes6 {
-    low: Codes4,
-    high: [[u8; 64]; 2],
-}
-
-/// 8 bits.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Codes8 {
-    groups: [[u8; 64]; 8],
-}
-
-// SAFETY: bytes, a multiple of 64 of them.
-unsafe impl Plain for Codes4 {}
-// SAFETY: bytes, a multiple of 64 of them.
-unsafe impl Plain for Codes5 {}
-// SAFETY: bytes, a multiple of 64 of them.
-unsafe impl Plain for Codes6 {}
-// SAFETY: bytes, a multiple of 64 of them.
-unsafe impl Plain for Codes8 {}
-
-/// A lane's 4 bytes as a word.
-fn word(vector: &mut [u8; 64], lane: usize) -> &mut [u8; 4] {
-    &mut vector.as_chunks_mut().0[lane]
-}
-
-fn read(vector: &[u8; 64], lane: usize) -> u32 {
-    u32::from_le_bytes(vector.as_chunks().0[lane])
-}
-
-impl Codes for Codes4 {
-    fn put(&mut self, lane: usize, quads: [u32; 8]) {
-        for (p, vector) in self.nibbles.iter_mut().enumerate() {
-            *word(vector, lane) = (quads[p] & 0x0f0f_0f0f | (quads[p + 4] & 0x0f0f_0f0f) << 4).to_le_bytes();
-        }
-    }
-
-    fn get(&self, lane: usize) -> [u32; 8] {
-        std::array::from_fn(|g| read(&self.nibbles[g % 4], lane) >> (g / 4 * 4) & 0x0f0f_0f0f)
-    }
-
-    #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let low = v.splat_byte(0x0f);
-        let mut groups = [low; 8];
-        for p in 0..4 {
-            let both = v.load_bytes(&self.nibbles[p]);
-            groups[p] = v.and(both, low);
-            groups[p + 4] = v.and(v.shr_pairs(both, 4), low);
-        }
-        groups
-    }
-}
-
-/// Moves the bits that begin at `from` to bit 4 and keeps those of `mask`.
-#[inline(always)]
-fn to_bit_4<V: Vector>(v: V, high: V::Bytes, from: u32, mask: u8) -> V::Bytes {
-    let moved = match from {
-        0..4 => v.shl_pairs(high, 4 - from),
-        4 => high,
-        _ => v.shr_pairs(high, from - 4),
-    };
-    v.and(moved, v.splat_byte(mask))
-}
-
-impl Codes for Codes5 {
-    fn put(&mut self, lane: usize, quads: [u32; 8]) {
-        self.low.put(lane, quads);
-        let high = (0..8).fold(0, |bits, g| bits | (quads[g] >> 4 & 0x0101_0101) << g);
-        *word(&mut self.high, lane) = high.to_le_bytes();
-    }
-
-    fn get(&self, lane: usize) -> [u32; 8] {
-        let (low, high) = (self.low.get(lane), read(&self.high, lane));
-        std::array::from_fn(|g| low[g] | (high >> g & 0x0101_0101) << 4)
-    }
-
-    #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = self.low.load(v);
-        let high = v.load_bytes(&self.high);
-        for (g, codes) in groups.iter_mut().enumerate() {
-            *codes = v.or(*codes, to_bit_4(v, high, g as u32, 0x10));
-        }
-        groups
-    }
-}
-
-impl Codes for Codes6 {
-    fn put(&mut self, lane: usize, quads: [u32; 8]) {
-        self.low.put(lane, quads);
-        for (h, vector) in self.high.iter_mut().enumerate() {
-            let high = (0..4).fold(0, |bits, g| bits | (quads[4 * h + g] >> 4 & 0x0303_0303) << (2 * g));
-            *word(vector, lane) = high.to_le_bytes();
-        }
-    }
-
-    fn get(&self, lane: usize) -> [u32; 8] {
-        let low = self.low.get(lane);
-        std::array::from_fn(|g| low[g] | (read(&self.high[g / 4], lane) >> (g % 4 * 2) & 0x0303_0303) << 4)
-    }
-
-    #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = self.low.load(v);
-        let high = [v.load_bytes(&self.high[0]), v.load_bytes(&self.high[1])];
-        for (g, codes) in groups.iter_mut().enumerate() {
-            *codes = v.or(*codes, to_bit_4(v, high[g / 4], g as u32 % 4 * 2, 0x30));
-        }
-        groups
-    }
-}
-
-impl Codes for Codes8 {
-    fn put(&mut self, lane: usize, quads: [u32; 8]) {
-        for (vector, quad) in self.groups.iter_mut().zip(quads) {
-            *word(vector, lane) = quad.to_le_bytes();
-        }
-    }
-
-    fn get(&self, lane: usize) -> [u32; 8] {
-        std::array::from_fn(|g| read(&self.groups[g], lane))
-    }
-
-    #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = [v.splat_byte(0); 8];
-        for (codes, group) in groups.iter_mut().zip(&self.groups) {
-            *codes = v.load_bytes(group);
-        }
-        groups
-    }
-}
-
-// Scales.
-
-/// `value = scale · code`
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Scale {
-    scale: [f16; LANES],
-}
-
-/// `value = scale · code + minimum`
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct ScaleAndMinimum {
-    scale: [f16; LANES],
-    minimum: [f16; LANES],
-}
-
-/// `value = (d · scale) · code + (minus_dmin · minimum)`, 8 blocks of them.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct NestedWithMinimum {
-    d: [f16; LANES],
-    minus_dmin: [f16; LANES],
-    scales: [[u8; LANES]; 8],
-    minimums: [[u8; LANES]; 8],
-}
-
-/// `value = (d · scale) · code`, 16 half blocks of them.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct NestedHalves {
-    d: [f16; LANES],
-    scales: [[i8; LANES]; 16],
-}
-
-// SAFETY: numbers of 2 bytes and of 1, in that order and an even number of each, so without padding.
-unsafe impl Plain for Scale {}
-// SAFETY: as above.
-unsafe impl Plain for ScaleAndMinimum {}
-// SAFETY: as above.
-unsafe impl Plain for NestedWithMinimum {}
-// SAFETY: as above.
-unsafe impl Plain for NestedHalves {}
-
-fn half_at(block: &[u8], at: usize) -> f16 {
-    f16::from_le_bytes([block[at], block[at + 1]])
-}
+// The block types of the file.
 
 fn word_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
-
-impl Scales for Scale {
-    const BLOCKS: usize = 1;
-
-    fn put(&mut self, lane: usize, block: &[u8]) {
-        self.scale[lane] = half_at(block, 0);
-    }
-    fn get(&self, lane: usize, _: usize, _: usize) -> (f32, f32) {
-        (self.scale[lane].to_f32(), 0.0)
-    }
-    #[inline(always)]
-    fn head<V: Vector>(&self, v: V) -> [V::F32; 2] {
-        [v.load_f16(&self.scale); 2]
-    }
-    #[inline(always)]
-    fn block<V: Vector>(&self, _: V, head: [V::F32; 2], _: usize) -> [V::F32; 3] {
-        [head[0]; 3]
-    }
-}
-
-impl Scales for ScaleAndMinimum {
-    const BLOCKS: usize = 1;
-    const MINIMUMS: bool = true;
-
-    fn put(&mut self, lane: usize, block: &[u8]) {
-        self.scale[lane] = half_at(block, 0);
-        self.minimum[lane] = half_at(block, 2);
-    }
-    fn get(&self, lane: usize, _: usize, _: usize) -> (f32, f32) {
-        (self.scale[lane].to_f32(), self.minimum[lane].to_f32())
-    }
-    #[inline(always)]
-    fn head<V: Vector>(&self, v: V) -> [V::F32; 2] {
-        [v.load_f16(&self.scale), v.load_f16(&self.minimum)]
-    }
-    #[inline(always)]
-    fn block<V: Vector>(&self, _: V, head: [V::F32; 2], _: usize) -> [V::F32; 3] {
-        [head[0], head[0], head[1]]
-    }
-}
-
-impl Scales for NestedWithMinimum {
-    const BLOCKS: usize = 8;
-    const MINIMUMS: bool = true;
-
-    fn put(&mut self, lane: usize, block: &[u8]) {
-        self.d[lane] = half_at(block, 0);
-        self.minus_dmin[lane] = -half_at(block, 2);
-        let packed = &block[4..16];
-        for i in 0..8 {
-            // Six bits each. From the fifth on, the low four lie in the last bytes and the high two above the first eight.
-            let (scale, minimum) = if i < 4 {
-                (packed[i] & 63, packed[i + 4] & 63)
-            } else {
-                (packed[i + 4] & 15 | packed[i - 4] >> 6 << 4, packed[i + 4] >> 4 | packed[i] >> 6 << 4)
-            };
-            self.scales[i][lane] = scale;
-            self.minimums[i][lane] = minimum;
-        }
-    }
-    fn get(&self, lane: usize, i: usize, _: usize) -> (f32, f32) {
-        let scale = self.d[lane].to_f32() * f32::from(self.scales[i][lane]);
-        (scale, self.minus_dmin[lane].to_f32() * f32::from(self.minimums[i][lane]))
-    }
-    #[inline(always)]
-    fn head<V: Vector>(&self, v: V) -> [V::F32; 2] {
-        [v.load_f16(&self.d), v.load_f16(&self.minus_dmin)]
-    }
-    #[inline(always)]
-    fn block<V: Vector>(&self, v: V, head: [V::F32; 2], i: usize) -> [V::F32; 3] {
-        let scale = v.mul(head[0], v.to_f32(v.load_u8(&self.scales[i])));
-        let minimum = v.mul(head[1], v.to_f32(v.load_u8(&self.minimums[i])));
-        [scale, scale, minimum]
-    }
-}
-
-impl Scales for NestedHalves {
-    const BLOCKS: usize = 8;
-    const HALVES: bool = true;
-
-    fn put(&mut self, lane: usize, block: &[u8]) {
-        self.d[lane] = half_at(block, 208);
-        for (scale, &byte) in self.scales.iter_mut().zip(&block[192..208]) {
-            scale[lane] = byte as i8;
-        }
-    }
-    fn get(&self, lane: usize, i: usize, half: usize) -> (f32, f32) {
-        (self.d[lane].to_f32() * f32::from(self.scales[2 * i + half][lane]), 0.0)
-    }
-    #[inline(always)]
-    fn head<V: Vector>(&self, v: V) -> [V::F32; 2] {
-        [v.load_f16(&self.d); 2]
-    }
-    #[inline(always)]
-    fn block<V: Vector>(&self, v: V, head: [V::F32; 2], i: usize) -> [V::F32; 3] {
-        let first = v.mul(head[0], v.to_f32(v.load_i8(&self.scales[2 * i])));
-        let second = v.mul(head[0], v.to_f32(v.load_i8(&self.scales[2 * i + 1])));
-        [first, second, first]
-    }
-}
-
-// The block types of the file.
 
 /// Codes 0 to 15 are low nibbles, 16 to 31 high nibbles.
 fn nibbles(bytes: &[u8]) -> [u32; 8] {
@@ -396,10 +102,16 @@ fn nibbles_of_64(bytes: &[u8], i: usize) -> [u32; 8] {
     std::array::from_fn(|g| word_at(bytes, i / 2 * 32 + 4 * g) >> (i % 2 * 4) & 0x0f0f_0f0f)
 }
 
+/// Runs of 32 bytes hold 128 codes of 2 bits: the lowest bits are the first 32.
+fn pairs_of_128(bytes: &[u8], i: usize) -> [u32; 8] {
+    std::array::from_fn(|g| word_at(bytes, i / 4 * 32 + 4 * g) >> (i % 4 * 2) & 0x0303_0303)
+}
+
 macro_rules! formats {
     ($($name:ident: $codes:ty, $scales:ty, $zero:expr, $bytes:literal, |$block:ident, $i:ident| $quads:expr;)*) => {$(
         /// The block type of that name.
         #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy)]
         pub(crate) struct $name;
 
         impl Format for $name {
@@ -426,7 +138,16 @@ formats! {
         // Bit i of byte j is the fifth bit of code j of run i.
         std::array::from_fn(|g| low[g] | (word_at(block, 16 + 4 * g) >> i & 0x0101_0101) << 4)
     };
-    Q6_K: Codes6, NestedHalves, Some(5), false, |block, i| {
+    Q2_K: Codes2, NestedHalvesWithMinimum, None, false, |block, i| pairs_of_128(&block[16..], i);
+    Q3_K: Codes3, NestedHalves<Q3_K>, Some(2), false, |block, i| {
+        let low = pairs_of_128(&block[32..], i);
+        // Bit i of byte j is the third bit of code j of run i.
+        std::array::from_fn(|g| low[g] | (word_at(block, 4 * g) >> i & 0x0101_0101) << 2)
+    };
+    Q8_16: Codes8, NestedHalves<Q8_16>, Some(7), true, |block, i| {
+        std::array::from_fn(|g| word_at(block, 20 + 32 * i + 4 * g) ^ 0x8080_8080)
+    };
+    Q6_K: Codes6, NestedHalves<Q6_K>, Some(5), false, |block, i| {
         // Two halves of 128 codes, each 4 runs of 32: nibbles of runs 0 and 1 are low, of 2 and 3 high.
         let (half, run) = (i / 4, i % 4);
         std::array::from_fn(|g| {
@@ -434,6 +155,33 @@ formats! {
             low | (word_at(block, 128 + 32 * half + 4 * g) >> (2 * run) & 0x0303_0303) << 4
         })
     };
+}
+
+impl HalvesSource for Q6_K {
+    type D = f16;
+    fn halves(block: &[u8]) -> (f16, [i8; 16]) {
+        (half_at(block, 208), std::array::from_fn(|group| block[192 + group] as i8))
+    }
+}
+
+impl HalvesSource for Q3_K {
+    type D = f16;
+    fn halves(block: &[u8]) -> (f16, [i8; 16]) {
+        let packed = &block[96..108];
+        // Six bits each: nibbles, the low ones first, and the high pairs four to a byte. 32 means zero.
+        let scale = |group: usize| {
+            let (low, high) = (packed[group % 8] >> (group / 8 * 4) & 15, packed[8 + group % 4] >> (group / 4 * 2) & 3);
+            (low | high << 4) as i8 - 32
+        };
+        (half_at(block, 108), std::array::from_fn(scale))
+    }
+}
+
+impl HalvesSource for Q8_16 {
+    type D = f32;
+    fn halves(block: &[u8]) -> (f32, [i8; 16]) {
+        (f32::from_bits(word_at(block, 0)), std::array::from_fn(|group| block[4 + group] as i8))
+    }
 }
 
 /// Runs `$body` with `$F` as the [`Format`] of `$dtype`, which must be a block type.
@@ -460,6 +208,14 @@ macro_rules! with_format {
                 type $F = $crate::cpu::format::Q8_0;
                 $body
             }
+            $crate::DType::Q2_K => {
+                type $F = $crate::cpu::format::Q2_K;
+                $body
+            }
+            $crate::DType::Q3_K => {
+                type $F = $crate::cpu::format::Q3_K;
+                $body
+            }
             $crate::DType::Q4_K => {
                 type $F = $crate::cpu::format::Q4_K;
                 $body
@@ -472,7 +228,11 @@ macro_rules! with_format {
                 type $F = $crate::cpu::format::Q6_K;
                 $body
             }
-            dense => unreachable!("{} has no blocks", dense.name()),
+            $crate::DType::Q8_16 => {
+                type $F = $crate::cpu::format::Q8_16;
+                $body
+            }
+            other => unreachable!("{} has no format", other.name()),
         }
     };
 }

@@ -5,15 +5,18 @@
 //! tile    of a block type: [codes of every block of 32 inputs][scales of every block], see `format`
 //!         of a dense type: [input][16 outputs] in the stored type
 //! ```
-//! A product walks a tile from its start to its end. The last tile of a part is padded with zeroes. Nothing is rounded:
-//! every stored value can be had back, which is how [`Matrix::row`] serves an embedding from the same memory.
+//! A product walks a tile from its start to its end. The last tile of a part is padded with zeroes. Nothing is rounded
+//! beyond what [`Weight::run_as`] asks for: every value of that type can be had back, which is how [`Matrix::row`] serves an
+//! embedding from the same memory. Types are converted tile by tile, so that a weight is never held twice.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 
 use super::format::{BLOCK, Codes, Format, LANES, Scales, with_format};
 use super::memory::{Memory, Plain, cast, cast_mut};
 use super::pool::Pool;
-use crate::{BackendError, DType, Result, Weight};
+use crate::{BackendError, DType, Result, Weight, convert};
 
 /// A packed weight, or several with equal inputs one after another.
 pub struct Matrix {
@@ -45,17 +48,27 @@ impl Matrix {
         for weight in parts {
             check(weight, inputs)?;
             let tiles = weight.rows.div_ceil(LANES);
-            let tile_bytes = tile_bytes(weight.dtype, inputs);
-            let (dtype, outputs) = (weight.dtype, weight.rows);
+            let tile_bytes = tile_bytes(weight.run_as, inputs);
+            let (dtype, outputs) = (weight.run_as, weight.rows);
             places.push(Part { dtype, outputs, first_output, tiles, first_tile, start: bytes, tile_bytes });
             bytes += tiles * tile_bytes;
             first_output += outputs;
             first_tile += tiles;
         }
         let mut memory = Memory::new("weights", bytes)?;
-        for (part, weight) in places.iter().zip(parts) {
+        for (number, (part, weight)) in places.iter().zip(parts).enumerate() {
             let bytes = &mut memory.bytes_mut()[part.start..][..part.tiles * part.tile_bytes];
-            pool.run_pieces(bytes, part.tile_bytes, &|tile, bytes| pack_tile(weight, tile, bytes));
+            // The first row that cannot be converted; none: past the end.
+            let bad_row = AtomicUsize::new(weight.rows);
+            pool.run_pieces(bytes, part.tile_bytes, &|tile, bytes| {
+                if let Err(row) = pack_tile(weight, tile, bytes) {
+                    bad_row.fetch_min(row, Ordering::Relaxed);
+                }
+            });
+            let row = bad_row.into_inner();
+            if row < weight.rows {
+                return Err(BackendError::OutOfRange { part: number, row, run_as: weight.run_as });
+            }
         }
         Ok(Self { memory, parts: places, inputs, outputs: first_output })
     }
@@ -135,21 +148,18 @@ impl Matrix {
     }
 }
 
-/// A weight that a file may have got wrong.
 fn check(weight: &Weight<'_>, inputs: usize) -> Result<()> {
-    let Weight { dtype, rows, cols, bytes } = *weight;
-    let want = dtype.row_bytes(cols).and_then(|row| row.checked_mul(rows));
-    if want != Some(bytes.len()) || rows == 0 || cols == 0 {
-        let (name, got, block) = (dtype.name(), bytes.len(), dtype.block_len());
-        return Err(BackendError::BadWeight(match want {
-            Some(want) => format!("a {rows} × {cols} weight of {name} has {want} bytes, not {got}"),
-            None => format!("a {rows} × {cols} weight of {name}: {cols} is not a multiple of {block}"),
-        }));
-    }
-    if cols != inputs {
-        return Err(BackendError::BadWeight(format!("weights of {inputs} and {cols} inputs in one matrix")));
+    convert::check(weight)?;
+    if weight.cols != inputs {
+        return Err(BackendError::BadWeight(format!("weights of {inputs} and {} inputs in one matrix", weight.cols)));
     }
     Ok(())
+}
+
+/// Bytes that a weight of this shape takes once it is packed, if its size can be said at all.
+pub fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
+    dtype.row_bytes(cols)?;
+    rows.div_ceil(LANES).checked_mul(tile_bytes(dtype, cols))
 }
 
 fn scales_bytes<F: Format>(inputs: usize) -> usize {
@@ -165,21 +175,29 @@ fn tile_bytes(dtype: DType, inputs: usize) -> usize {
     bytes.next_multiple_of(64)
 }
 
-/// Packs one tile of `weight` into `bytes`, which are zeroes.
-fn pack_tile(weight: &Weight<'_>, tile: usize, bytes: &mut [u8]) {
+/// Packs one tile of `weight` into `bytes`, which are zeroes. The error is the row that cannot be converted.
+fn pack_tile(weight: &Weight<'_>, tile: usize, bytes: &mut [u8]) -> Result<(), usize> {
     let first = tile * LANES;
-    let row_bytes = weight.bytes.len() / weight.rows;
-    let rows = weight.bytes.chunks_exact(row_bytes).skip(first).take(LANES);
-    match weight.dtype {
-        DType::F32 => rows.enumerate().for_each(|(lane, row)| spread::<4>(row, lane, bytes)),
-        DType::F16 | DType::BF16 => rows.enumerate().for_each(|(lane, row)| spread::<2>(row, lane, bytes)),
+    let converted;
+    let rows = if weight.run_as == weight.dtype {
+        &weight.bytes[first * (weight.bytes.len() / weight.rows)..]
+    } else {
+        converted = convert::rows_to_run(weight, first, LANES)?;
+        &converted
+    };
+    let row_bytes = weight.run_as.row_bytes(weight.cols).expect("whole blocks");
+    let rows = rows.chunks_exact(row_bytes).take(LANES).enumerate();
+    match weight.run_as {
+        DType::F32 => rows.for_each(|(lane, row)| spread::<4>(row, lane, bytes)),
+        DType::F16 | DType::BF16 => rows.for_each(|(lane, row)| spread::<2>(row, lane, bytes)),
         dtype => with_format!(dtype, F => {
             let (codes, scales) = bytes.split_at_mut(weight.cols / BLOCK * size_of::<<F as Format>::Codes>());
             let codes = cast_mut(codes);
             let scales = cast_mut(&mut scales[..scales_bytes::<F>(weight.cols)]);
-            rows.enumerate().for_each(|(lane, row)| pack_row::<F>(row, lane, codes, scales, dtype.block_bytes()));
+            rows.for_each(|(lane, row)| pack_row::<F>(row, lane, codes, scales, dtype.block_bytes()));
         }),
     }
+    Ok(())
 }
 
 fn pack_row<F: Format>(row: &[u8], lane: usize, codes: &mut [F::Codes], scales: &mut [F::Scales], block_bytes: usize) {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::{attention, dequantise::dequantise, gated, linear, norm, rope};
 use crate::{
     Activation, Backend, BackendError, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result, RopeSpec,
-    StepInput, StepLimits, Weight, step::Step,
+    StepInput, StepLimits, Weight, convert, step::Step,
 };
 
 /// How products with quantised weights see their activations. Dense weights always meet f32 activations.
@@ -120,26 +120,11 @@ fn zeroed(what: &'static str, len: Option<usize>) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-fn check_weight(weight: &Weight<'_>, cols: usize) -> Result<usize> {
-    let Weight { dtype, rows, bytes, .. } = *weight;
+fn check_weight(weight: &Weight<'_>, cols: usize) -> Result<()> {
     if weight.cols != cols {
         return Err(BackendError::BadWeight(format!("parts of one matrix have {cols} and {} inputs", weight.cols)));
     }
-    let row_bytes = dtype.row_bytes(cols).filter(|&row_bytes| row_bytes > 0).ok_or_else(|| {
-        BackendError::BadWeight(format!(
-            "{cols} inputs are no multiple of a {} block of {}",
-            dtype.name(),
-            dtype.block_len()
-        ))
-    })?;
-    match row_bytes.checked_mul(rows) {
-        Some(want) if want == bytes.len() => Ok(row_bytes),
-        _ => Err(BackendError::BadWeight(format!(
-            "a {} weight of {rows} x {cols} has {} bytes, {row_bytes} a row are wanted",
-            dtype.name(),
-            bytes.len()
-        ))),
-    }
+    convert::check(weight)
 }
 
 impl Backend for ReferenceBackend {
@@ -160,8 +145,14 @@ impl Backend for ReferenceBackend {
         let cols = parts.first().map_or(0, |part| part.cols);
         let mut matrix = Matrix { parts: Vec::new(), rows: 0, cols };
         for part in parts {
-            let row_bytes = check_weight(part, cols)?;
-            matrix.parts.push(Part { dtype: part.dtype, row_bytes, bytes: part.bytes.to_vec() });
+            check_weight(part, cols)?;
+            let number = matrix.parts.len();
+            let bytes = convert::rows_to_run(part, 0, part.rows).map_err(|row| BackendError::OutOfRange {
+                part: number,
+                row,
+                run_as: part.run_as,
+            })?;
+            matrix.parts.push(Part { dtype: part.run_as, row_bytes: bytes.len() / part.rows, bytes });
             matrix.rows += part.rows;
         }
         if matrix.rows == 0 {

@@ -2,6 +2,7 @@
 
 use half::f16;
 
+use super::codebooks::{IQ4_VALUES, MXFP4_VALUES, Nested};
 use crate::{DType, types::decode_dense};
 
 /// Decodes `bytes` of any type into `out`.
@@ -29,8 +30,9 @@ pub fn dequantise(dtype: DType, bytes: &[u8], out: &mut [f32]) {
 pub const fn group_len(dtype: DType) -> usize {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => 1,
-        DType::Q6_K => 16,
-        _ => 32,
+        DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 => 32,
+        DType::Q4_K | DType::Q5_K | DType::IQ4_NL | DType::MXFP4 => 32,
+        _ => 16,
     }
 }
 
@@ -77,12 +79,17 @@ impl Block {
                 }
             }),
             DType::Q6_K => q6_k(bytes),
+            DType::Q2_K => q2_k(bytes),
+            DType::Q3_K => q3_k(bytes),
+            DType::IQ4_NL => symmetric(bytes, |codes| looked_up(&bytes[2..], &IQ4_VALUES, codes)),
+            DType::MXFP4 => mxfp4(bytes),
             DType::F32 | DType::F16 | DType::BF16 => panic!("{} has no blocks", dtype.name()),
+            _ => Nested::decode(dtype, bytes).into(),
         }
     }
 }
 
-fn half_at(bytes: &[u8], at: usize) -> f32 {
+pub(super) fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
@@ -100,7 +107,7 @@ fn with_minimum(bytes: &[u8], fill: impl FnOnce(&mut [i8])) -> Block {
 }
 
 /// Low nibbles are the first half of the values, high nibbles the second.
-fn nibbles(bytes: &[u8], codes: &mut [i8], zero_point: i8) {
+pub(super) fn nibbles(bytes: &[u8], codes: &mut [i8], zero_point: i8) {
     for (i, &byte) in bytes.iter().enumerate() {
         codes[i] = (byte & 15) as i8 - zero_point;
         codes[i + bytes.len()] = (byte >> 4) as i8 - zero_point;
@@ -159,6 +166,49 @@ fn q6_k(bytes: &[u8]) -> Block {
     Block { codes, scales, minimums: None }
 }
 
+/// Code `i` of 2 bits: runs of 32 bytes hold 4 groups of 32 codes, the first in the lowest bits.
+pub(super) fn pairs(bytes: &[u8], i: usize) -> i8 {
+    (bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) as i8
+}
+
+/// `16 bytes: a four-bit scale and, above it, a minimum | 64 bytes of pairs of bits | d | dmin`
+fn q2_k(bytes: &[u8]) -> Block {
+    let (d, dmin) = (half_at(bytes, 80), half_at(bytes, 82));
+    let codes = std::array::from_fn(|i| pairs(&bytes[16..80], i));
+    let scales = std::array::from_fn(|group| d * f32::from(bytes[group] & 15));
+    let minimums = std::array::from_fn(|group| -(dmin * f32::from(bytes[group] >> 4)));
+    Block { codes, scales, minimums: Some(minimums) }
+}
+
+/// `32 bytes of third bits | 64 bytes of pairs of bits | 16 six-bit scales in 12 bytes | d`
+fn q3_k(bytes: &[u8]) -> Block {
+    let (packed, d) = (&bytes[96..108], half_at(bytes, 108));
+    // Bit g of byte j is the third bit of value j of group g of 32.
+    let third = |i: usize| (bytes[i % 32] >> (i / 32) & 1) as i8;
+    let codes = std::array::from_fn(|i| pairs(&bytes[32..96], i) + 4 * third(i) - 4);
+    let scales = std::array::from_fn(|group| {
+        let (low, high) = (packed[group % 8] >> (group / 8 * 4) & 15, packed[8 + group % 4] >> (group / 4 * 2) & 3);
+        d * f32::from((low | high << 4) as i8 - 32)
+    });
+    Block { codes, scales, minimums: None }
+}
+
+/// Nibbles that number one of 16 values.
+fn looked_up(bytes: &[u8], values: &[i8; 16], codes: &mut [i8]) {
+    nibbles(bytes, codes, 0);
+    codes.iter_mut().for_each(|code| *code = values[*code as usize]);
+}
+
+/// `exponent | nibbles`: the scale is a power of two, and the values are doubled so that they are integers.
+fn mxfp4(bytes: &[u8]) -> Block {
+    let exponent = u32::from(bytes[0]);
+    // 2^(exponent - 128): below the smallest normal number for 0 and 1.
+    let scale = f32::from_bits(if exponent < 2 { 1 << (21 + exponent) } else { (exponent - 1) << 23 });
+    let mut codes = [0; 256];
+    looked_up(&bytes[1..17], &MXFP4_VALUES, &mut codes[..32]);
+    Block { codes, scales: [scale; 16], minimums: None }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path};
@@ -168,12 +218,17 @@ mod tests {
     #[test]
     fn every_type_decodes_to_the_published_values() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/dequant");
-        for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != DType::F32) {
+        for dtype in in_files() {
             let read = |what| fs::read(fixtures.join(format!("{}.{what}", dtype.name()))).unwrap();
             let mut want = vec![0.0; 768];
             decode_dense(DType::F32, &read("f32"), &mut want);
             check_bits(dtype, &read("raw"), &want);
         }
+    }
+
+    /// F32 is its own value, and Q8_16 is in no file.
+    fn in_files() -> impl Iterator<Item = DType> {
+        DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::F32 | DType::Q8_16))
     }
 
     /// More of the same, where the larger set of reference outputs is at hand.
@@ -183,7 +238,7 @@ mod tests {
         let Ok(tensors) = candle_core::safetensors::load(&path, &candle_core::Device::Cpu) else {
             return eprintln!("skipped: the larger set of blocks is not here");
         };
-        for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != DType::F32) {
+        for dtype in in_files() {
             let raw = tensors[&format!("{}.raw", dtype.name())].to_vec1::<u8>().unwrap();
             let want = tensors[&format!("{}.f32", dtype.name())].to_vec1::<f32>().unwrap();
             check_bits(dtype, &raw, &want);

@@ -7,6 +7,7 @@
 
 pub mod attention; // softmax over a row's visible positions
 mod backend; // the trait over Vec<f32>
+pub(crate) mod codebooks; // block types whose codes number the entries of a table
 pub mod dequantise; // every block type's bytes → f32
 pub mod gated; // silu, gelu, soft-cap
 pub mod linear; // f32 products, and the definition of int8 products

@@ -2,6 +2,8 @@
 
 use octavo_kernels::CacheDtype;
 
+use crate::load::WeightDtype;
+
 /// Where the model runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Device {
@@ -17,6 +19,8 @@ pub enum Device {
 pub struct EngineConfig {
     /// Where the model runs.
     pub device: Device,
+    /// What weights are run as.
+    pub dtype: WeightDtype,
     /// How keys and values are stored.
     pub kv_cache_dtype: CacheDtype,
     /// Bytes for the KV cache.
@@ -43,6 +47,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             device: Device::Cpu,
+            dtype: WeightDtype::Auto,
             kv_cache_dtype: CacheDtype::F32,
             kv_cache_bytes: None,
             block_size: 16,

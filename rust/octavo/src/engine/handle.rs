@@ -110,6 +110,8 @@ pub struct Facts {
     pub max_num_batched_tokens: usize,
     /// How the memory was divided, as text.
     pub memory: String,
+    /// What the user should know and did not ask for, such as weights that take more memory than their file.
+    pub notices: Vec<String>,
 }
 
 /// What goes to the engine thread.

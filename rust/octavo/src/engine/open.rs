@@ -21,8 +21,9 @@ use crate::execute::local::LocalExecutor;
 use crate::execute::machine::free_memory_bytes;
 use crate::execute::memory::{MemoryPlan, MemoryRequest};
 use crate::grammar::Grammars;
-use crate::load::ModelFiles;
-use crate::model::{Decoder, Model, Weights, weights};
+use crate::load::{ModelFiles, WeightDtype};
+use crate::model::weights::{self, MatrixBytes};
+use crate::model::{Decoder, Model, Weights};
 use crate::schedule::{Scheduler, SchedulerConfig};
 use crate::stages::tokenize::{ChatTemplate, Tokenizer};
 
@@ -152,9 +153,11 @@ impl Loader {
     }
 
     fn load(&self, path: &Path) -> Result<(Loaded, Scheduler, Box<dyn Executor>), LoadError> {
-        let files = ModelFiles::open(path)?;
+        let files = ModelFiles::open(path)?.run_as(self.config.dtype);
         let model = Model::of(&files)?;
-        let plan = self.plan_memory(&files, &model)?;
+        let matrices = weights::check(&files, &model)?;
+        let _ = self.news.send(News::Progress(0, matrices.stored));
+        let plan = self.plan_memory(&model, matrices.packed)?;
         let limits = SchedulerConfig {
             max_num_seqs: self.config.max_num_seqs,
             max_num_batched_tokens: self.config.batched_tokens(),
@@ -180,14 +183,13 @@ impl Loader {
             max_model_len: plan.max_model_len,
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
-            memory: plan.to_string(),
+            memory: memory_text(&plan, &matrices),
+            notices: notices(self.config.dtype, &matrices),
         };
         Ok((Loaded { limits, facts, tokenizer: Arc::new(tokenizer), template, end_token_ids }, scheduler, executor))
     }
 
-    fn plan_memory(&self, files: &ModelFiles, model: &Model) -> Result<MemoryPlan, LoadError> {
-        let weights_bytes = weights::check(files, model)?;
-        let _ = self.news.send(News::Progress(0, weights_bytes));
+    fn plan_memory(&self, model: &Model, weights_bytes: u64) -> Result<MemoryPlan, LoadError> {
         let request = MemoryRequest {
             free_bytes: free_memory_bytes(),
             weights_bytes,
@@ -246,6 +248,18 @@ impl Loader {
                 .map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
         Ok((Box::new(LocalExecutor::new(decoder)), device, weights_bytes))
     }
+}
+
+/// The plan, and what became of the weights.
+fn memory_text(plan: &MemoryPlan, matrices: &MatrixBytes) -> String {
+    let converted = matrices.converted.iter().map(|converted| format!("\nconverted  {converted}"));
+    plan.to_string() + &converted.collect::<String>()
+}
+
+/// What a user should know who did not ask for a type. The values are the same ones, so it is about memory.
+fn notices(dtype: WeightDtype, matrices: &MatrixBytes) -> Vec<String> {
+    let unasked = matrices.converted.iter().filter(|_| dtype == WeightDtype::Auto);
+    unasked.map(|converted| format!("weights are converted at load, to types that have kernels: {converted}")).collect()
 }
 
 /// The model's tokenizer and its chat template, if it has one.

@@ -20,7 +20,7 @@ const DEFAULT_MOST: u64 = 2 << 30;
 pub struct MemoryRequest {
     /// Bytes that may be taken, before the weights are packed; `None`: unknown, nothing is refused.
     pub free_bytes: Option<u64>,
-    /// Bytes of the weights, as they lie in the file; packed they take about as much.
+    /// Bytes of the weights, packed.
     pub weights_bytes: u64,
     /// Most token rows in one step.
     pub max_num_batched_tokens: usize,

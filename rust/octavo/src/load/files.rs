@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::dtype::WeightDtype;
 use super::hf_config::{HfConfig, read_text};
 use super::metadata::Metadata;
 use super::tensors::Tensors;
@@ -42,6 +43,12 @@ impl ModelFiles {
         }
         let (tensors, gguf) = Tensors::open_gguf(path)?;
         Ok(Self { path: path.to_owned(), config: Config::Gguf(gguf.metadata), tensors })
+    }
+
+    /// The same, with its matrices run as this.
+    pub fn run_as(mut self, dtype: WeightDtype) -> Self {
+        self.tensors.run_as = dtype;
+        self
     }
 
     /// The file or folder.

@@ -1,9 +1,9 @@
-//! ggml's numbers for tensor types. All are named, so that a refusal can name what it found; some can be run.
+//! ggml's numbers for tensor types. All are named, so that a refusal can name what it found; most can be read.
 
 use octavo_kernels::DType;
 
 /// By ggml's number. Gaps are types that ggml has removed and never reused.
-const NAMES: [&str; 40] = [
+const NAMES: [&str; 42] = [
     "F32",
     "F16",
     "Q4_0",
@@ -44,6 +44,8 @@ const NAMES: [&str; 40] = [
     "IQ4_NL_4_8",
     "IQ4_NL_8_8",
     "MXFP4",
+    "NVFP4",
+    "Q1_0",
 ];
 
 /// The name of ggml's type `id`.
@@ -54,7 +56,7 @@ pub fn name(id: u32) -> String {
     }
 }
 
-/// The type to run it as, if octavo can.
+/// Which type that is here, if octavo can read it.
 pub fn dtype(id: u32) -> Option<DType> {
     let name = NAMES.get(id as usize)?;
     DType::ALL.into_iter().find(|dtype| dtype.name() == *name)
@@ -78,10 +80,25 @@ mod tests {
             (13, DType::Q5_K),
             (14, DType::Q6_K),
             (30, DType::BF16),
+            (10, DType::Q2_K),
+            (11, DType::Q3_K),
+            (16, DType::IQ2_XXS),
+            (17, DType::IQ2_XS),
+            (18, DType::IQ3_XXS),
+            (19, DType::IQ1_S),
+            (20, DType::IQ4_NL),
+            (21, DType::IQ3_S),
+            (22, DType::IQ2_S),
+            (23, DType::IQ4_XS),
+            (29, DType::IQ1_M),
+            (34, DType::TQ1_0),
+            (35, DType::TQ2_0),
+            (39, DType::MXFP4),
         ] {
             assert_eq!(dtype(id), Some(dtype_));
         }
-        assert_eq!((0..200).filter_map(dtype).count(), DType::ALL.len());
+        // All but Q8_16, which is in no file.
+        assert_eq!((0..200).filter_map(dtype).count(), DType::ALL.len() - 1);
         assert_eq!(
             [name(10), name(11), name(20), name(39), name(77)],
             ["Q2_K", "Q3_K", "IQ4_NL", "MXFP4", "number 77"]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use octavo_kernels::{CacheDtype, DType};
+use octavo_kernels::CacheDtype;
 
 use super::files::{Config, ModelFiles};
 use super::tensors::Tensor;
@@ -34,8 +34,9 @@ pub struct Inspection {
     pub vocab: usize,
     /// Positions that it was made for.
     pub max_positions: usize,
-    /// Types of tensors, by name: how many, and their bytes together.
-    pub tensor_types: Vec<(String, usize, u64)>,
+    /// Types of tensors, by name: how many, their bytes together, and the type they are run as unless told otherwise;
+    /// `None`: they cannot be run.
+    pub tensor_types: Vec<(String, usize, u64, Option<String>)>,
     /// Kind of tokenizer.
     pub tokenizer: String,
     /// How it cuts text into words, where the files name it.
@@ -75,9 +76,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         bos: words.bos,
         eos: words.eos,
         file_bytes: files.tensors.file_bytes(),
-        kv_bytes_per_token: (LayerGroups::new(&spec, 0)
-            .cache_shape(&spec, 1, BLOCK, CacheDtype::default())
-            .block_bytes()
+        kv_bytes_per_token: (LayerGroups::new(spec, 0).cache_shape(spec, 1, BLOCK, CacheDtype::default()).block_bytes()
             / BLOCK) as u64,
     })
 }
@@ -119,21 +118,15 @@ impl Words {
     }
 }
 
-fn tensor_types<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Vec<(String, usize, u64)> {
-    let mut types: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+fn tensor_types<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Vec<(String, usize, u64, Option<String>)> {
+    let mut types: BTreeMap<&str, (usize, u64, Option<String>)> = BTreeMap::new();
     for tensor in tensors {
-        let (count, bytes) = types.entry(&tensor.type_name).or_default();
+        let run_as = || tensor.dtype().map(|dtype| dtype.native().name().to_owned());
+        let (count, bytes, _) = types.entry(&tensor.type_name).or_insert_with(|| (0, 0, run_as()));
         *count += 1;
-        *bytes += stored_bytes(tensor);
+        *bytes += tensor.stored_bytes();
     }
-    types.into_iter().map(|(name, (count, bytes))| (name.to_owned(), count, bytes)).collect()
-}
-
-/// 0 for a type that octavo does not know.
-fn stored_bytes(tensor: &Tensor) -> u64 {
-    let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == tensor.type_name);
-    let (cols, rows) = tensor.shape.split_last().map_or((1, 1), |(&cols, rows)| (cols, rows.iter().product()));
-    dtype.and_then(|dtype| dtype.row_bytes(cols)).map_or(0, |bytes| bytes as u64 * rows as u64)
+    types.into_iter().map(|(name, (count, bytes, run_as))| (name.to_owned(), count, bytes, run_as)).collect()
 }
 
 #[cfg(test)]
@@ -158,9 +151,15 @@ mod tests {
     fn the_types_add_up_to_the_file() {
         for name in ["gguf/llama-q8_0.gguf", "gguf/qwen2-q5_1.gguf", "tiny/llama-untied-sharded/bf16"] {
             let found = fixture(name);
-            let bytes: u64 = found.tensor_types.iter().map(|&(_, _, bytes)| bytes).sum();
+            let bytes: u64 = found.tensor_types.iter().map(|&(_, _, bytes, _)| bytes).sum();
             assert!(bytes > 0 && bytes <= found.file_bytes, "{name}: {bytes} of {}", found.file_bytes);
-            assert!(found.tensor_types.iter().all(|&(_, count, bytes)| count > 0 && bytes > 0), "{name}");
+            assert!(
+                found
+                    .tensor_types
+                    .iter()
+                    .all(|(name, count, bytes, run_as)| { *count > 0 && *bytes > 0 && run_as.as_ref() == Some(name) }),
+                "{name}"
+            );
         }
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use octavo_kernels::file::MappedFile;
 use octavo_kernels::{DType, Weight};
 
+use super::dtype::WeightDtype;
 use super::gguf::Gguf;
 use super::{ggml_type, safetensors};
 use crate::error::LoadError;
@@ -19,9 +20,21 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Element or block type, as its format names it.
     pub type_name: String,
-    /// The type to run it as and its bytes in the file; `None` for a type that octavo cannot run.
+    /// Its type and its bytes in the file; `None` for a type that octavo cannot read.
     stored: Option<(DType, Range<usize>)>,
     file: usize,
+}
+
+impl Tensor {
+    /// Its type, if octavo can read it.
+    pub fn dtype(&self) -> Option<DType> {
+        self.stored.as_ref().map(|(dtype, _)| *dtype)
+    }
+
+    /// Its bytes in the file; 0 for a type that octavo does not know.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored.as_ref().map_or(0, |(_, range)| range.len() as u64)
+    }
 }
 
 /// All tensors of a model, over one file or several.
@@ -29,6 +42,8 @@ pub struct Tensor {
 pub struct Tensors {
     files: Vec<(PathBuf, MappedFile)>,
     by_name: HashMap<String, Tensor>,
+    /// What matrices are run as.
+    pub run_as: WeightDtype,
 }
 
 impl Tensors {
@@ -91,10 +106,11 @@ impl Tensors {
         self.files.iter().map(|(_, file)| file.bytes().len() as u64).sum()
     }
 
-    /// A matrix of exactly this shape, as it lies in its file. `at` is where to say that it is missing.
+    /// A matrix of exactly this shape, as it lies in its file, and what to run it as. `at` is where to say that it is missing.
     pub fn matrix(&self, at: &Path, name: &str, shape: [usize; 2]) -> Result<Weight<'_>, LoadError> {
         let (dtype, bytes) = self.find(at, name, &shape)?;
-        Ok(Weight { dtype, rows: shape[0], cols: shape[1], bytes })
+        let run_as = self.run_as.run_as(dtype, shape[1]);
+        Ok(Weight { dtype, rows: shape[0], cols: shape[1], bytes, run_as })
     }
 
     /// The values of a vector of exactly this length.
@@ -140,7 +156,8 @@ impl Tensors {
         match &tensor.stored {
             Some((dtype, range)) => Ok((*dtype, &file.bytes()[range.clone()])),
             None => {
-                let supported = DType::ALL.map(DType::name).join(", ");
+                let in_files = DType::ALL.into_iter().filter(|&dtype| dtype != DType::Q8_16);
+                let supported = in_files.map(DType::name).collect::<Vec<_>>().join(", ");
                 Err(self.unsupported(path, name, &tensor.type_name, supported))
             }
         }

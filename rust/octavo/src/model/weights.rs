@@ -3,13 +3,16 @@
 //! One walk over the model says which tensors make up which weight, and of which shape. It is taken twice: once only to
 //! check and to count, so that a file that does not fit fails before any of its gigabytes are read, and once to pack.
 
+use std::fmt;
 use std::path::Path;
 
-use octavo_kernels::{Backend, BackendError, Weight};
+use octavo_kernels::cpu::pack::packed_bytes;
+use octavo_kernels::{Backend, BackendError, DType, Weight};
 
 use super::families::{Model, WeightNames};
 use super::spec::DecoderSpec;
 use crate::error::LoadError;
+use crate::execute::memory::Bytes;
 use crate::load::ModelFiles;
 use crate::load::tensors::Tensors;
 
@@ -57,10 +60,41 @@ pub struct Linear<M, V> {
 /// Told of bytes done and bytes in all; `false` stops the load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// Checks that the files hold every weight of the model, in the right shape and a type that can be run. Returns the bytes
-/// of their matrices.
-pub fn check(files: &ModelFiles, model: &Model) -> Result<u64, LoadError> {
-    Ok(walk(files, model, &mut Count)?.matrix_bytes)
+/// What the matrices of a model take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MatrixBytes {
+    /// In the files.
+    pub stored: u64,
+    /// Packed.
+    pub packed: u64,
+    /// Those that are not run as the type they are stored in.
+    pub converted: Vec<Converted>,
+}
+
+/// Matrices that are stored in one type and run as another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Converted {
+    pub stored_as: DType,
+    pub run_as: DType,
+    pub count: usize,
+    pub stored: u64,
+    pub packed: u64,
+}
+
+impl fmt::Display for Converted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stored_as, run_as, count, stored, packed } = self;
+        let (stored, packed) = (Bytes(*stored), Bytes(*packed));
+        write!(f, "{} as {}: {count} matrices, {stored} in the file, {packed} here", stored_as.name(), run_as.name())
+    }
+}
+
+/// Checks that the files hold every weight of the model, in the right shape and a type that can be run.
+pub fn check(files: &ModelFiles, model: &Model) -> Result<MatrixBytes, LoadError> {
+    let mut count = Count::default();
+    walk(files, model, &mut count)?;
+    Ok(count.0)
 }
 
 impl<M, V> Weights<M, V> {
@@ -75,7 +109,7 @@ impl<M, V> Weights<M, V> {
     where
         B: Backend<Matrix = M, Vector = V>,
     {
-        let total = check(files, model)?;
+        let total = check(files, model)?.stored;
         walk(files, model, &mut Pack { backend, progress, done: 0, total })
     }
 }
@@ -91,18 +125,46 @@ trait Sink {
 }
 
 /// Counts matrices without reading them; norms and biases are small, and are read.
-struct Count;
+#[derive(Default)]
+struct Count(MatrixBytes);
 
 impl Sink for Count {
     type Matrix = ();
     type Vector = ();
     const READS: bool = false;
 
-    fn matrix(&mut self, _: &Path, parts: &[Weight<'_>]) -> Result<((), u64), LoadError> {
-        Ok(((), file_bytes(parts)))
+    fn matrix(&mut self, at: &Path, parts: &[Weight<'_>]) -> Result<((), u64), LoadError> {
+        let before = self.0.packed;
+        for part in parts {
+            let Weight { dtype, rows, cols, bytes, run_as } = *part;
+            let packed = packed_bytes(run_as, rows, cols).ok_or_else(|| {
+                LoadError::malformed(at, format!("a matrix of {rows} × {cols} is larger than any memory"))
+            })?;
+            self.0.add(dtype, run_as, bytes.len() as u64, packed as u64);
+        }
+        Ok(((), self.0.packed - before))
     }
     fn vector(&mut self, _: &Path, _: &[f32]) -> Result<(), LoadError> {
         Ok(())
+    }
+}
+
+impl MatrixBytes {
+    fn add(&mut self, stored_as: DType, run_as: DType, stored: u64, packed: u64) {
+        self.stored += stored;
+        self.packed += packed;
+        if stored_as == run_as {
+            return;
+        }
+        let same = |converted: &&mut Converted| (converted.stored_as, converted.run_as) == (stored_as, run_as);
+        match self.converted.iter_mut().find(same) {
+            Some(converted) => {
+                converted.count += 1;
+                converted.stored += stored;
+                converted.packed += packed;
+            }
+            None => self.converted.push(Converted { stored_as, run_as, count: 1, stored, packed }),
+        }
     }
 }
 
@@ -209,7 +271,7 @@ impl<S: Sink> Walk<'_, S> {
             }
         };
         each(Tensors::will_need);
-        let (matrix, bytes) = self.sink.matrix(self.at, &weights)?;
+        let (matrix, bytes) = self.sink.matrix(self.at, &weights).map_err(|error| named(error, parts))?;
         each(Tensors::forget);
         self.matrix_bytes += bytes;
         Ok(matrix)
@@ -231,6 +293,19 @@ impl<S: Sink> Walk<'_, S> {
         let mut values = self.tensors.vector(self.at, &format!("{name}.weight"), length)?;
         values.iter_mut().for_each(|value| *value += self.spec.norm_weight_offset);
         self.sink.vector(self.at, &values)
+    }
+}
+
+/// A value that the wanted type cannot hold, with the name of its tensor.
+fn named(error: LoadError, parts: &[(String, usize)]) -> LoadError {
+    match error {
+        LoadError::Backend { path, source: BackendError::OutOfRange { part, row, run_as } } => {
+            let (path, name, run_as) = (path.display(), &parts[part].0, run_as.name());
+            LoadError::Setting(format!(
+                "{path}: row {row} of tensor `{name}.weight` holds a value that {run_as} cannot; dtype=\"f32\" holds them all"
+            ))
+        }
+        other => other,
     }
 }
 

@@ -84,10 +84,10 @@ fn multiply<V: Vector, F: Format, const R: usize>(
         let head = scales.head(v);
         for (i, (codes, rows)) in codes.iter().zip(rows).enumerate() {
             prefetch(codes, CODES_AHEAD);
-            let scale = scales.block(v, head, i);
+            let scales = scales.block(v, head, i);
             let codes = codes.load(v);
             for r in 0..R {
-                sums[r] = add_block::<V, F>(v, sums[r], &codes, scale, &rows[first + r]);
+                sums[r] = add_block::<V, F>(v, sums[r], &codes, scales, &rows[first + r]);
             }
         }
     }
@@ -100,7 +100,7 @@ fn add_block<V: Vector, F: Format>(
     v: V,
     sum: V::F32,
     codes: &[V::Bytes; 8],
-    [first, second, minimum]: [V::F32; 3],
+    [scales, minimums]: [[V::F32; 2]; 2],
     x: &Block,
 ) -> V::F32 {
     // Two chains of products, for the two halves of the block.
@@ -113,12 +113,19 @@ fn add_block<V: Vector, F: Format>(
     }
     let x_scale = v.splat(x.scale);
     if F::Scales::HALVES {
-        let sum = v.fma(v.to_f32(dots[0]), v.mul(first, x_scale), sum);
-        return v.fma(v.to_f32(dots[1]), v.mul(second, x_scale), sum);
+        let mut sum = sum;
+        for half in 0..2 {
+            sum = v.fma(v.to_f32(dots[half]), v.mul(scales[half], x_scale), sum);
+            if F::Scales::MINIMUMS {
+                let scaled_sum = x.scale * -x.minus_sums[half] as f32;
+                sum = v.fma(minimums[half], v.splat(scaled_sum), sum);
+            }
+        }
+        return sum;
     }
     let dot = v.to_f32(v.add_i32(dots[0], dots[1]));
-    let sum = v.fma(dot, v.mul(first, x_scale), sum);
-    if F::Scales::MINIMUMS { v.fma(minimum, v.splat(x.scaled_sum), sum) } else { sum }
+    let sum = v.fma(dot, v.mul(scales[0], x_scale), sum);
+    if F::Scales::MINIMUMS { v.fma(minimums[0], v.splat(x.scaled_sum), sum) } else { sum }
 }
 
 /// Where a chain begins, so that it ends at the product with the zero point taken off.
