@@ -31,6 +31,7 @@ impl World {
             max_num_seqs: running,
             max_num_batched_tokens: running + 2 * PROMPT.max(running * PROMPT / MAX_TOKENS),
             max_queue: running + waiting,
+            itl_target_ns: None,
             max_model_len: PROMPT + MAX_TOKENS,
             layout: KvLayout::new(BLOCK_SIZE),
             blocks: 2 * running * blocks_each,

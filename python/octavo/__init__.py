@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from octavo._models import resolve
     from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
     from octavo._params import SamplingParams
+    from octavo._sampling import sample, sampling_probabilities
     from octavo._score import Score
     from octavo._stream import AsyncStream, Stream
+    from octavo._tokenizer import Tokenizer
 
 # Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
 _HOMES = {
@@ -46,8 +48,10 @@ _HOMES = {
     "_models": ("resolve",),
     "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
     "_params": ("SamplingParams",),
+    "_sampling": ("sample", "sampling_probabilities"),
     "_score": ("Score",),
     "_stream": ("AsyncStream", "Stream"),
+    "_tokenizer": ("Tokenizer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -72,9 +76,12 @@ __all__ = [
     "Stats",
     "Stream",
     "TokenLogprobs",
+    "Tokenizer",
     "Usage",
     "__version__",
     "resolve",
+    "sample",
+    "sampling_probabilities",
 ]
 
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from octavo import _models
 from octavo._batch import run_batch, window
-from octavo._errors import InvalidRequestError, ModelLoadError
+from octavo._errors import InvalidRequestError
 from octavo._octavo import Engine, Result, Ticket
 from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_text
 from octavo._progress import Progress, bar_on_terminal
-from octavo._prompts import Messages, Prompt, TokenIds, is_batch, to_engine
+from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, is_batch, to_chat, to_engine
 from octavo._score import Score, token_pairs
 from octavo._sizes import parse_bytes
 from octavo._stream import AsyncStream, Stream
+from octavo._tokenizer import checked_ids, checked_text
 
 if TYPE_CHECKING:
     import numpy
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from octavo._octavo import Encoding, Facts, Stats, Waker
 
 _CALL_OPTIONS = tuple(CallOptions.__slots__)
+_CHAT_OPTIONS = tuple(ChatOptions.__slots__)
 
 
 class LLM:
@@ -47,7 +49,9 @@ class LLM:
         max_num_seqs: Most sequences in one step.
         max_num_batched_tokens: Most token rows in one step.
         max_queue: Most requests that may wait; one more raises :class:`octavo.QueueFullError`.
-        itl_target_ms: Reserved; must be ``None``.
+        itl_target_ms: Milliseconds between two tokens of a running request that others' prompts may stretch a step to:
+            prompts are read in chunks that fit. Where a step takes longer anyway, prompts may double it. ``None``:
+            prompts take all of a step.
         enable_prefix_caching: Share the blocks of equal prompt beginnings.
         threads: Worker threads; ``None``: the cores this process may use.
         seed: Seed of requests that bring none.
@@ -73,14 +77,12 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         max_queue: int = 1024,
-        itl_target_ms: float | None = None,
+        itl_target_ms: float | None = 30.0,
         enable_prefix_caching: bool = True,
         threads: int | None = None,
         seed: int = 0,
         progress: Progress = None,
     ) -> None:
-        if itl_target_ms is not None:
-            raise ModelLoadError("itl_target_ms is reserved and must be None")
         # Before anything is fetched for them.
         config = EngineConfig(
             device=device,
@@ -92,6 +94,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_queue=max_queue,
+            itl_target_ms=itl_target_ms,
             enable_prefix_caching=enable_prefix_caching,
             threads=threads,
             seed=seed,
@@ -117,7 +120,12 @@ class LLM:
         cache_salt: str = "",
         user: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
         **overrides: Any,
     ) -> Result: ...
     @overload
@@ -131,7 +139,12 @@ class LLM:
         cache_salt: str = "",
         user: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
         **overrides: Any,
     ) -> list[Result]: ...
     @overload
@@ -146,8 +159,8 @@ class LLM:
             deadline_s: Seconds after which the answer is worth nothing.
             cache_salt: Namespace of cached prefixes; requests share blocks only within one.
             user: Whose request it is. Kept with the request; it does not change its turn yet.
-            tools: Tool descriptions for the chat template.
-            add_generation_prompt: Let the chat template open the assistant's turn.
+            tools, documents, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs,
+                chat_template_content_format: How messages become a prompt; see :meth:`render`.
             **overrides: Fields of :class:`SamplingParams` for this call, such as ``max_tokens=8``.
 
         Raises:
@@ -208,7 +221,7 @@ class LLM:
     ) -> Ticket:
         try:
             return self._engine.submit(
-                to_engine(prompt, call.tools, call.add_generation_prompt),
+                to_engine(prompt, call.chat),
                 self._prepared(call.params_of(at or 0)),
                 call.options,
                 every_token=every_token,
@@ -241,7 +254,8 @@ class LLM:
     # ---- text and tokens -----------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, special: bool = True, add_special_tokens: bool = True) -> Encoding:
-        """The tokens of a text: ``ids``, ``pieces`` (bytes) and ``offsets`` (byte ranges). By default exactly what
+        """The tokens of a text: ``ids``, ``pieces`` (bytes), ``offsets`` (byte ranges) and
+        ``char_offsets`` (character ranges). By default exactly what
         :meth:`generate` would run for this text.
 
         Args:
@@ -249,29 +263,58 @@ class LLM:
             special: Recognise special tokens spelled out in the text; ``False`` takes them as plain text.
             add_special_tokens: Add what the tokenizer adds by itself, such as a beginning-of-sequence token.
         """
-        if not isinstance(text, str):
-            raise InvalidRequestError(f"the text must be a str, not a {type(text).__name__}")
-        return self._engine.tokenize(text, special=bool(special), add_special_tokens=bool(add_special_tokens))
+        return self._engine.tokenize(
+            checked_text(text), special=bool(special), add_special_tokens=bool(add_special_tokens)
+        )
 
     def detokenize(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__"):
-            raise InvalidRequestError(f"token_ids must be a list or an array, not a {type(token_ids).__name__}")
-        ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
-        return self._engine.detokenize(ids, skip_special_tokens=skip_special_tokens)
+        return self._engine.detokenize(checked_ids(token_ids), skip_special_tokens=skip_special_tokens)
 
     def render(
         self,
         messages: Messages,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
     ) -> tuple[str, list[int]]:
-        """The text that the model's chat template makes of messages, and the token ids :meth:`generate` would run."""
-        chat = to_engine(messages, tools, add_generation_prompt)
-        if isinstance(chat, (str, list)):
-            raise InvalidRequestError("render takes a list of messages: [{'role': 'user', 'content': '…'}]")
-        return self._engine.render(chat)
+        """The text that a chat template makes of messages, and the token ids :meth:`generate` would run.
+
+        Nothing that stands in messages, tools or documents becomes a special token, whatever it looks like.
+
+        Args:
+            messages: The conversation: mappings with a ``role`` and usually a ``content``.
+            tools: Descriptions of the functions that the model may call.
+            documents: What the answer may draw on.
+            add_generation_prompt: Open the assistant's turn.
+            continue_final_message: Leave the last message open, so that the model goes on with it. Excludes
+                ``add_generation_prompt``.
+            chat_template: Text of another template than the model's own.
+            chat_template_kwargs: What else the template may ask for, such as ``{"enable_thinking": False}``. These are
+                the program's words: special tokens in them are special.
+            chat_template_content_format: What becomes of a content that is a list of parts, ``[{"type": "text",
+                "text": …}]``. ``"auto"``: the template gets the list if it walks through contents, and otherwise the
+                texts, joined with line ends; parts that no text stands in are refused. ``"string"``: always the texts.
+                ``"openai"``: always the list, as transformers does, whatever the template makes of it.
+
+        Raises:
+            InvalidRequestError: The template refuses the conversation or fails; or it asks for too much.
+        """
+        options = ChatOptions(
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            chat_template_content_format=chat_template_content_format,
+        )
+        return self._engine.render(to_chat(messages, options))
 
     def logits(self, prompt: Prompt, positions: Literal["last", "all"] = "last") -> NDArray[numpy.float32]:
         """Raw logits of a prompt, before any sampling step: float32 of shape (positions, vocabulary)."""
@@ -279,7 +322,7 @@ class LLM:
         wanted = {"last": "last_logits", "all": "all_logits"}.get(positions)
         if wanted is None:
             raise InvalidRequestError(f"positions must be 'last' or 'all', not {positions!r}")
-        ticket = self._engine.submit(to_engine(prompt, None, True), SamplingParams(), CallOptions(), wanted=wanted)
+        ticket = self._engine.submit(to_engine(prompt), SamplingParams(), CallOptions(), wanted=wanted)
         ticket.wait()
         rows: NDArray[Any] = numpy.frombuffer(ticket.logits(), dtype="<f4")
         return rows.reshape(-1, self._engine.facts.vocab)
@@ -349,8 +392,7 @@ class _Call:
     """A call's keywords, taken apart once."""
 
     def __init__(self, params: Any, keywords: dict[str, Any]) -> None:
-        self.tools: Sequence[Mapping[str, Any]] | None = keywords.pop("tools", None)
-        self.add_generation_prompt: bool = keywords.pop("add_generation_prompt", True)
+        self.chat = ChatOptions(**{name: keywords.pop(name) for name in _CHAT_OPTIONS if name in keywords})
         self.options = CallOptions(**{name: keywords.pop(name) for name in _CALL_OPTIONS if name in keywords})
         # What is left are fields of SamplingParams.
         if isinstance(params, (list, tuple)):

@@ -185,7 +185,23 @@ class Encoding:
         """The bytes each token stands for."""
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """For each token its bytes in the UTF-8 of the text, as ``(start, end)``; empty for tokens that were added."""
+        """For each token its bytes in the UTF-8 of the text, as ``(start, end)``; empty for tokens that were added. Of
+        tokens that share a character each has its own bytes of it; where the tokenizer normalises the character to
+        another one first, each has all of it."""
+    @property
+    def char_offsets(self) -> list[tuple[int, int]]:
+        """For each token its characters: ``text[start:end]``. A character that several tokens share belongs to each."""
+    def __len__(self) -> int: ...
+
+@final
+class Tokenizer:
+    """The tokenizer of a model file or folder."""
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Tokenizer: ...
+    def tokenize(self, text: str, *, special: bool, add_special_tokens: bool) -> Encoding: ...
+    def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+    def detokenize_bytes(self, token_ids: list[int]) -> bytes: ...
     def __len__(self) -> int: ...
 
 @final
@@ -257,11 +273,21 @@ class Stats:
 
 @final
 class Chat:
-    """Messages and tools for a chat template, as JSON texts; and what its clock shows, in seconds since 1970 with the
-    zone's offset added."""
+    """Messages and what else goes into a chat template, as JSON texts; and what its clock shows, in seconds since 1970
+    with the zone's offset added."""
 
     def __new__(
-        cls, messages_json: str, tools_json: str | None, add_generation_prompt: bool, wall_clock_s: int
+        cls,
+        messages_json: str,
+        wall_clock_s: int,
+        *,
+        tools_json: str | None = None,
+        documents_json: str | None = None,
+        variables_json: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        content_format: Literal["auto", "string", "openai"] | str = "auto",
     ) -> Chat: ...
 
 @final
@@ -324,6 +350,16 @@ class Engine:
     def render(self, chat: Chat) -> tuple[str, list[int]]: ...
     def stats(self) -> Stats: ...
     def close(self) -> None: ...
+
+def sampling_probabilities(
+    logits: bytes, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int]
+) -> bytearray:
+    """float32 in, float32 out, little-endian."""
+
+def sample(
+    logits: bytes, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], draws: int
+) -> bytearray:
+    """float32 in, uint32 out, little-endian."""
 
 @final
 class Inspection:

@@ -109,6 +109,7 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int | None
     max_queue: int
+    itl_target_ms: float | None
     enable_prefix_caching: bool
     threads: int | None
     seed: int

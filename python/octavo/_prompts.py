@@ -6,6 +6,7 @@ import calendar
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from octavo._errors import InvalidRequestError
@@ -38,12 +39,29 @@ def is_batch(prompt: Any) -> bool:
     return bool(prompt) and (isinstance(prompt[0], str) or _is_collection(prompt[0]))
 
 
-def to_engine(prompt: Any, tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool) -> EnginePrompt:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What goes into a chat template besides messages. The meaning of each is told at :meth:`octavo.LLM.render`."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    chat_template_content_format: str = "auto"
+
+
+_DEFAULTS = ChatOptions()
+
+
+def to_engine(prompt: Any, options: ChatOptions = _DEFAULTS) -> EnginePrompt:
     """One prompt in the form the engine takes. Token ids are checked there, by value."""
     if _is_messages(prompt):
-        return _chat(prompt, tools, add_generation_prompt)
-    if tools is not None and len(_mappings("tools", tools)):
-        raise InvalidRequestError("tools go with messages: only a chat template can show them to the model")
+        return to_chat(prompt, options)
+    for name in ("tools", "documents", "chat_template", "chat_template_kwargs", "continue_final_message"):
+        if getattr(options, name):
+            raise InvalidRequestError(f"{name} goes with messages: only a chat template can show it to the model")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, (bytes, bytearray, memoryview)):
@@ -64,19 +82,37 @@ def _is_collection(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))
 
 
-def _chat(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
-) -> Chat:
+def to_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Chat:
+    """A conversation in the form the engine takes."""
+    if not isinstance(messages, (list, tuple)):
+        raise InvalidRequestError(
+            f"messages must be a list ([{{'role': …, 'content': …}}]), not {_described(messages)}"
+        )
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(
                 f"messages[{i}] is {_described(message)}; a message is a mapping with a 'role' and usually a 'content'"
             )
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if not isinstance(getattr(options, name), bool):
+            raise InvalidRequestError(f"{name} must be True or False, not {getattr(options, name)!r}")
+    template, variables = options.chat_template, options.chat_template_kwargs
+    if not isinstance(template, (str, type(None))):
+        raise InvalidRequestError(f"chat_template must be the text of a template, not {_described(template)}")
+    if not isinstance(variables, (Mapping, type(None))):
+        raise InvalidRequestError(f"chat_template_kwargs must be a mapping, not {_described(variables)}")
     return Chat(
-        _json("messages", [dict(message) for message in messages]),
-        None if tools is None else _json("tools", _mappings("tools", tools)),
-        add_generation_prompt,
+        _json_list("messages", [dict(message) for message in messages]),
         calendar.timegm(time.localtime()),
+        tools_json=None if options.tools is None else _json_list("tools", _mappings("tools", options.tools)),
+        documents_json=(
+            None if options.documents is None else _json_list("documents", _mappings("documents", options.documents))
+        ),
+        variables_json=None if variables is None else _json("chat_template_kwargs", dict(variables)),
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        chat_template=template,
+        content_format=options.chat_template_content_format,
     )
 
 
@@ -86,16 +122,17 @@ def _mappings(name: str, values: Any) -> list[dict[str, Any]]:
     return [dict(value) for value in values]
 
 
-def _json(name: str, values: list[dict[str, Any]]) -> str:
-    parts = []
-    for i, value in enumerate(values):
-        try:
-            part = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            part.encode()  # a lone surrogate is no text
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"{name}[{i}] must be made of JSON values: {error}") from None
-        parts.append(part)
-    return f"[{', '.join(parts)}]"
+def _json_list(name: str, values: list[dict[str, Any]]) -> str:
+    return f"[{', '.join(_json(f'{name}[{i}]', value) for i, value in enumerate(values))}]"
+
+
+def _json(name: str, value: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # a lone surrogate is no text
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{name} must be made of JSON values: {error}") from None
+    return text
 
 
 def _described(value: Any) -> str:

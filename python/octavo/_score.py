@@ -39,7 +39,7 @@ def token_pairs(engine: Engine, prompt: Any, continuations: Sequence[Any]) -> li
     if isinstance(continuations, (str, bytes)) or not isinstance(continuations, Sequence):
         raise InvalidRequestError(f"continuations must be a list of texts, not a {type(continuations).__name__}")
     pairs = []
-    before = engine.token_ids(to_engine(prompt, None, True))
+    before = engine.token_ids(to_engine(prompt))
     for i, continuation in enumerate(continuations):
         pair = _pair(engine, prompt, before, continuation)
         if not pair[1]:
@@ -50,7 +50,7 @@ def token_pairs(engine: Engine, prompt: Any, continuations: Sequence[Any]) -> li
 
 def _pair(engine: Engine, prompt: Any, before: list[int], continuation: Any) -> tuple[list[int], list[int]]:
     if not isinstance(continuation, str):
-        ids = to_engine(continuation, None, True) if len(continuation) else []
+        ids = to_engine(continuation) if len(continuation) else []
         if not isinstance(ids, list):
             raise InvalidRequestError("a continuation is a str or token ids, not messages")
         return before, ids

@@ -23,6 +23,12 @@ SMOLLM2 = "smollm2"
 KV_BYTES = 384 << 20
 
 
+def pytest_report_header() -> str:
+    import oracle
+
+    return oracle.USED
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> str:
     """Path of SmolLM2-135M-Instruct, fetched once into octavo's cache."""

@@ -63,7 +63,7 @@ def test_prompts_longer_than_the_model_or_the_cache(tiny_path: str, tiny: octavo
 
 
 def test_tools_need_messages(tiny: octavo.LLM) -> None:
-    with pytest.raises(octavo.InvalidRequestError, match="tools go with messages"):
+    with pytest.raises(octavo.InvalidRequestError, match="tools goes with messages"):
         tiny.generate([1], tools=[{"type": "function"}])
 
 
@@ -172,6 +172,19 @@ def test_unknown_architectures_are_named(folder: Path) -> None:
     path.write_text("{")
     with pytest.raises(octavo.ModelLoadError, match=r"config\.json"):
         octavo.LLM(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_end_tokens_that_are_none(folder: Path, file: str) -> None:
+    path = folder / file
+    config = json.loads(path.read_text())
+    for junk in ("</s>", -1, 1.5, 10**6, [2, "x"], {"id": 2}, True):
+        path.write_text(json.dumps({**config, "eos_token_id": junk}))
+        with pytest.raises(octavo.ModelLoadError, match=f"{file}.*eos_token_id"):
+            octavo.LLM(folder)
+    for fine in (2, [2, 3], None):
+        path.write_text(json.dumps({**config, "eos_token_id": fine}))
+        octavo.LLM(folder, kv_cache_bytes="4MiB").close()
 
 
 def test_a_template_that_raises(folder: Path) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import octavo
-from conftest import GREEDY, fingerprint, settled
+from conftest import GREEDY, ORACLE, fingerprint, settled
 
 
 def test_the_pieces_are_the_whole(llm: octavo.LLM) -> None:
@@ -137,3 +137,22 @@ def test_several_answers_to_one_prompt(tiny: octavo.LLM) -> None:
     assert len({tuple(choice.token_ids) for choice in result.choices}) > 1
     assert result.token_ids == tiny.generate([1, 2, 3], params, n=1).token_ids
     assert result.usage.completion_tokens == 36
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama-tied-rope3", "qwen2", "mistral-swa"])
+@pytest.mark.parametrize("skip", [True, False])
+def test_whatever_is_generated_streams_as_it_decodes(name: str, skip: bool) -> None:
+    """Random weights: tokens of every kind, broken characters and special tokens among them."""
+    broken = 0
+    with octavo.LLM(ORACLE / "tiny" / name / "bf16", kv_cache_bytes="16MiB") as llm:
+        for seed in range(12):
+            params = octavo.SamplingParams(
+                temperature=2.0, seed=seed, max_tokens=40, ignore_eos=True, skip_special_tokens=skip
+            )
+            with llm.stream([5, 6, 7], params) as stream:
+                pieces = [chunk.text for chunk in stream]
+            result = stream.result
+            whole = llm.detokenize(result.token_ids, skip_special_tokens=skip)
+            assert "".join(pieces) == result.text == whole, seed
+            broken += "\ufffd" in whole
+    print(f"{broken} of 12 answers have broken characters")

@@ -249,6 +249,7 @@ def test_logprobs_are_the_models_own(tiny: octavo.LLM) -> None:
         ({"json_schema": {"const": float("nan")}}, "json_schema must be made of JSON"),
         ({"json_schema": False}, "json_schema.*false"),
         ({"json_schema": {"type": "integer", "minimum": 2, "maximum": 1}}, "json_schema.*minimum"),
+        ({"json_schema": {"type": "integer", "multipleOf": 4294967291}}, "json_schema.*overflow"),
         ({"json_schema": {"$ref": "#"}}, "json_schema.*fits"),
         ({"json_schema": {"type": "object", "propertyNames": {"maxLength": 3}}}, "json_schema.*propertyNames"),
         ({"json_schema": {"$ref": "#/$defs/missing"}}, "json_schema.*missing"),

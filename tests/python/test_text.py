@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import octavo
-from conftest import GREEDY
+from conftest import GREEDY, ROOT
 
 CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, 世界!"}]
 
@@ -22,6 +22,37 @@ def test_tokens_are_the_text(llm: octavo.LLM, text: str) -> None:
     assert [data[start:end] for start, end in encoding.offsets] == encoding.pieces
     assert llm.detokenize(encoding.ids) == text
     assert llm.detokenize(np.array(encoding.ids, dtype=np.int64)) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe3", "bpeq", "gem", "spm"])
+def test_characters_of_tokens(kind: str) -> None:
+    tokenizer = octavo.Tokenizer(ROOT / "tests" / "fixtures" / "tokenizer" / "tiny" / kind)
+    for text in ("naïve café", "a🙂b🙂", "中文 words", " e\u0301 ", "\u2581x"):
+        encoding = tokenizer.tokenize(text, add_special_tokens=False)
+        for piece, (start, end), (first, last) in zip(
+            encoding.pieces, encoding.offsets, encoding.char_offsets, strict=True
+        ):
+            # The bytes are those of the characters, or a part of them.
+            part = text.encode()[start:end]
+            assert part in text[first:last].encode()
+            assert not piece.strip() or part
+        assert {i for first, last in encoding.char_offsets for i in range(first, last)} == set(range(len(text)))
+
+
+def test_a_tokenizer_needs_no_weights(smollm2: str, llm: octavo.LLM) -> None:
+    tokenizer = octavo.Tokenizer(smollm2)
+    text = "<|im_start|>user\nHello 🙂"
+    assert tokenizer.tokenize(text).ids == llm.tokenize(text).ids
+    assert tokenizer.tokenize(text, special=False).pieces == llm.tokenize(text, special=False).pieces
+    assert tokenizer.detokenize(llm.tokenize(text).ids, skip_special_tokens=True) == "user\nHello 🙂"
+    assert len(tokenizer) == llm.facts.vocab
+    smile = tokenizer.tokenize("🙂").ids
+    assert tokenizer.detokenize_bytes(smile) == "🙂".encode()
+    assert tokenizer.detokenize_bytes(smile[:1]) == "🙂".encode()[: len(tokenizer.detokenize_bytes(smile[:1]))]
+    with pytest.raises(octavo.InvalidRequestError, match=r"token_ids\[1\] is 10000000"):
+        tokenizer.detokenize([1, 10**7])
+    with pytest.raises(octavo.ModelLoadError):
+        octavo.Tokenizer("/nothing/here")
 
 
 def test_special_tokens_are_recognised_or_text(llm: octavo.LLM) -> None:

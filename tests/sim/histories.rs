@@ -103,6 +103,7 @@ fn any_config(coins: &mut Coins) -> SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + coins.within(0, 24),
         max_queue: coins.within(1, 40),
+        itl_target_ns: coins.one_in(2).then(|| coins.within(500, 5000) as u64),
         max_model_len: coins.within(8, 150),
         blocks: layout.groups() * coins.within(1, 4 + pool / block_size),
         layout,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use octavo::execute::Executor;
+use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::kv::KvLayout;
 use octavo::request::{Finish, Rejection, Request, RequestId, SamplingParams, StopReason, Time, Wanted};
 use octavo::schedule::{Command, Scheduler, SchedulerConfig};
@@ -611,5 +612,40 @@ fn scores_share_the_prompt_and_compute_the_rest() {
         assert_eq!(scored, prompt(10 + id, 3));
         assert_eq!(outcome.record().cached_tokens, if id == 0 { 0 } else { 20 });
         assert!(outcome.tokens.is_empty() && *outcome.finish() == Finish::Stop(StopReason::Complete));
+    }
+}
+
+#[test]
+fn a_long_prompt_holds_running_requests_up_no_longer_than_the_target() {
+    // A small model on a CPU: a step takes 3 ms, a row 0.4 ms and more the longer its context. A chunk of 512 rows would
+    // hold everybody up for a fifth of a second.
+    let target = 30_000_000;
+    let mut world = World::unchecked(SchedulerConfig {
+        max_num_seqs: 20,
+        max_num_batched_tokens: 512,
+        max_model_len: 40_000,
+        layout: KvLayout::new(16),
+        blocks: 4000,
+        itl_target_ns: Some(target),
+        ..config()
+    });
+    world.executor = Simulated::new(CostModel { step_ns: 3e6, row_ns: 0.4e6, context_ns: 100.0 }, VOCAB);
+    for id in 0..16 {
+        world.submit(request(id, &prompt(id, 40), 2000));
+    }
+    let long = world.submit(request(100, &prompt(100, 30_000), 2));
+    let mut steps = 0;
+    while world.outcome(long).end.is_none() {
+        world.step();
+        steps += 1;
+        assert!(steps < 4000, "the long one gets on");
+    }
+    world.finish(2000);
+    for id in 0..16 {
+        let times = &world.outcome(RequestId(id)).record().token_ns;
+        let mut gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        gaps.sort_unstable();
+        let p99 = gaps[gaps.len() * 99 / 100];
+        assert!(p99 <= target * 11 / 10, "{id}: a gap of {p99} ns");
     }
 }

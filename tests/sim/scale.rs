@@ -12,6 +12,7 @@ fn decode_step_us(running: usize, waiting: usize, blocks: usize) -> f64 {
     let mut world = World::unchecked(SchedulerConfig {
         max_num_seqs: running,
         max_num_batched_tokens: running * 16,
+        itl_target_ns: None,
         max_queue: running + waiting,
         max_model_len: 1 << 16,
         layout: KvLayout::new(16),

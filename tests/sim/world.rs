@@ -70,6 +70,7 @@ pub fn config() -> SchedulerConfig {
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
         max_queue: 100,
+        itl_target_ns: None,
         max_model_len: 200,
         layout: KvLayout::new(4),
         blocks: 100,

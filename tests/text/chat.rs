@@ -1,9 +1,8 @@
 //! Chat templates against transformers' Jinja.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use octavo::stages::tokenize::{ChatError, ChatTemplate, LocalTime, RenderInput, Special, Tokenizer};
+use octavo::stages::tokenize::{ChatError, ChatTemplate, ContentFormat, LocalTime, RenderInput, Special, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::fixtures::{self, text};
@@ -13,6 +12,8 @@ const NOW: LocalTime = LocalTime { year: 2025, month: 3, day: 4, hour: 5, minute
 fn input(inputs: &Value, conversation: &Value, tools: &Value) -> RenderInput {
     let mut input = RenderInput::new(inputs["conversations"][text(conversation)].clone(), NOW);
     input.tools = tools.as_str().map(|tools| inputs["tools"][tools].clone());
+    // transformers shows every template what it was given.
+    input.content_format = ContentFormat::OpenAi;
     input
 }
 
@@ -140,6 +141,117 @@ fn nothing_that_users_write_becomes_a_control_token() {
     }
 }
 
+/// The places where a user's words can stand, each between two halves of a control token that the template writes.
+const PLACES: [&str; 10] = [
+    "messages[0].content",
+    "messages[0].name",
+    "messages[0]['content'] | trim",
+    "messages[1].tool_calls[0].function.name",
+    "messages[1].tool_calls[0].function.arguments.city",
+    "messages[1].tool_calls[0].function.arguments | list | first",
+    "messages[2].content",
+    "messages[3].content[0].text",
+    "tools[0].description",
+    "documents[0].title",
+];
+
+#[test]
+fn a_template_cannot_be_made_to_complete_a_control_token() {
+    let mut completed_unmarked = 0;
+    for name in ["bpe3", "bpeq", "gem", "spm"] {
+        let tokenizer = fixtures::folder(&fixtures::committed().join("tiny").join(name));
+        let tokens: Vec<_> = (0..tokenizer.len() as u32).filter(|&id| tokenizer.is_special(id)).collect();
+        for token in tokens.iter().map(|&id| tokenizer.token(id).unwrap()).filter(|token| token.is_ascii()) {
+            let cuts = [(0, token.len()), (1, token.len() - 1), (1, token.len()), (0, token.len() - 1)];
+            for (from, to) in cuts.into_iter().filter(|(from, to)| from < to) {
+                let word = &token[from..to];
+                for place in PLACES {
+                    let source = format!("{}{{{{ {place} }}}}{}", &token[..from], &token[to..]);
+                    let mut input = RenderInput::new(
+                        json!([
+                            {"role": "user", "content": word, "name": word},
+                            {"role": "assistant", "content": null, "tool_calls": [
+                                {"function": {"name": word, "arguments": {word: word, "city": word}}}
+                            ]},
+                            {"role": "tool", "content": word},
+                            {"role": "user", "content": [{"type": "text", "text": word}]},
+                        ]),
+                        NOW,
+                    );
+                    input.content_format = ContentFormat::OpenAi;
+                    input.tools = Some(json!([{"description": word}]));
+                    input.documents = Some(json!([{"title": word}]));
+                    let rendered =
+                        ChatTemplate::compile(&source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
+                    assert_eq!(rendered.text, token, "{name}: {source}");
+                    let found = &rendered.encoding.ids[usize::from(tokenizer.adds_bos())..];
+                    assert_eq!(control_ids(&tokenizer, found), [0; 0], "{name}: {word:?} in {source}");
+                    let parsed = tokenizer.encode(&rendered.text, Special::Parse, false).unwrap();
+                    completed_unmarked += control_ids(&tokenizer, &parsed.ids).len();
+                }
+            }
+        }
+    }
+    assert!(completed_unmarked > 500, "the attacks are none");
+}
+
+/// Marking a word must not keep a template from recognising it.
+#[test]
+fn templates_recognise_words_that_could_fill_a_token() {
+    let tokenizer = fixtures::folder(&fixtures::committed().join("tiny/bpeq"));
+    for (source, want) in [
+        ("{% if messages[0].name == 'im_start' %}yes{% endif %}", "yes"),
+        ("{% set word = 'im_' ~ 'start' %}{% if messages[0].name == word %}yes{% endif %}", "yes"),
+        ("{{ messages[0].name | upper }}", "IM_START"),
+        ("{% if messages[0].name == messages[0].content %}same{% endif %}", "same"),
+        ("{% if messages[0].name != 'im_' ~ 'start' %}{{ raise_exception('no') }}{% endif %}", ""),
+    ] {
+        let input = RenderInput::new(json!([{"role": "user", "content": "im_start", "name": "im_start"}]), NOW);
+        let rendered = ChatTemplate::compile(source, "", "").unwrap().render_ids(&tokenizer, &input).unwrap();
+        assert_eq!(rendered.text, want, "{source}");
+    }
+}
+
+#[test]
+fn contents_that_are_lists_of_parts() {
+    let plain = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
+    let walks = [
+        "{% for m in messages %}[{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endif %}]{% endfor %}",
+        "{% macro show(content) %}{% if content is string %}{{ content }}{% else %}{% for p in content %}{{ p['text'] }}|{% endfor %}{% endif %}{% endmacro %}{% for m in messages %}[{{ show(m['content']) }}]{% endfor %}",
+        "{% for m in messages %}{% set c = m['content'] %}[{% if c is string %}{{ c }}{% else %}{% for p in c %}{{ p.text }}|{% endfor %}{% endif %}]{% endfor %}",
+        "{% for m in messages %}[{% if m.content is string %}{{ m.content }}{% else %}{{ m.content | map(attribute='text') | join('|') }}|{% endif %}]{% endfor %}",
+    ];
+    let part = |text: &str| json!({"type": "text", "text": text});
+    let messages = json!([{"role": "user", "content": [part("a"), part("b")]}, {"role": "user", "content": "c"}]);
+    let render = |source: &str, messages: &Value, format: ContentFormat| {
+        let mut input = RenderInput::new(messages.clone(), NOW);
+        input.content_format = format;
+        template(source).render(&input)
+    };
+    assert_eq!(render(plain, &messages, ContentFormat::Auto).unwrap(), "[a\nb][c]");
+    assert_eq!(render(plain, &messages, ContentFormat::String).unwrap(), "[a\nb][c]");
+    assert!(render(plain, &messages, ContentFormat::OpenAi).unwrap().starts_with("[[{'type': 'text'"));
+    for source in walks {
+        assert_eq!(render(source, &messages, ContentFormat::Auto).unwrap(), "[a|b|][c]", "{source}");
+        assert_eq!(render(source, &messages, ContentFormat::OpenAi).unwrap(), "[a|b|][c]", "{source}");
+        assert_eq!(render(source, &messages, ContentFormat::String).unwrap(), "[a\nb][c]", "{source}");
+    }
+    let with = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]);
+    for (source, bad, wanted) in [
+        (plain, json!({"type": "image_url", "image_url": {"url": "x"}}), "`image_url`"),
+        (walks[0], json!({"type": "image_url", "image_url": {"url": "x"}}), "`image_url`"),
+        (walks[0], json!({"type": "input_audio"}), "`input_audio`"),
+        (plain, json!({"type": "thinking", "thinking": "x"}), "`thinking`"),
+        (plain, json!({"type": "text"}), "has no `text`"),
+        (plain, json!(5), "has no `type`"),
+    ] {
+        let error = render(source, &with(bad), ContentFormat::Auto).unwrap_err().to_string();
+        assert!(error.contains("messages[0].content[1]") && error.contains(wanted), "{error}");
+    }
+    assert_eq!(render(walks[0], &with(json!({"type": "thinking"})), ContentFormat::Auto).unwrap(), "[a||]");
+    assert_eq!(render(plain, &with(json!("b")), ContentFormat::Auto).unwrap(), "[a\nb]");
+}
+
 #[test]
 fn bos_stands_once() {
     let tokenizer = fixtures::folder(&fixtures::committed().join("tiny/bpe3"));
@@ -173,55 +285,4 @@ fn training_marks_leave_no_trace() {
     let source = "{% for m in messages %}\n{%- generation -%} {{ m.content }}{%- endgeneration %}.{% endfor %}";
     let input = RenderInput::new(json!([{"role": "user", "content": "a"}]), NOW);
     assert_eq!(template(source).render(&input).unwrap(), "a.");
-}
-
-#[test]
-fn hostile_templates_end_in_an_error() {
-    let nested = "{% if true %}".repeat(5000) + &"{% endif %}".repeat(5000);
-    let parentheses = "{{ ".to_owned() + &"(".repeat(5000) + "1" + &")".repeat(5000) + " }}";
-    let sources = [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
-        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
-        "{{ 'x' * 10000000000 }}",
-        "{{ 'x'.center(10000000000) }}",
-        "{{ 'x' | center(10000000000) }}",
-        "{{ 'x'.ljust(10000000000) }}",
-        "{{ '%10000000000d' | format(1) }}",
-        "{% set l = range(90000) | list %}{% for i in range(90000) %}{{ l | join }}{% endfor %}",
-        "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l | string %}{% endfor %}",
-        "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l | tojson %}{% endfor %}",
-        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
-        "{% include 'chat' %}",
-        "{{ ''.__class__.__mro__ }}",
-        &nested,
-        &parentheses,
-    ];
-    for source in sources {
-        let start = Instant::now();
-        let rendered = ChatTemplate::compile(source, "", "")
-            .and_then(|template| template.render(&RenderInput::new(json!([]), NOW)));
-        let shown = &source[..source.len().min(90)];
-        println!("{:?} {shown}: {:?}", start.elapsed(), rendered.as_ref().map(String::len));
-        assert!(rendered.is_err(), "{shown}");
-        // Under a second on a free machine; tests share theirs.
-        assert!(start.elapsed() < Duration::from_secs(2), "{shown}: {:?}", start.elapsed());
-    }
-    let mut deep = json!("x");
-    for _ in 0..120 {
-        deep = json!([deep]);
-    }
-    let input = RenderInput::new(json!([{"role": "user", "content": deep}]), NOW);
-    assert!(matches!(template("{{ messages }}").render(&input), Err(ChatError::Input(_))));
-}
-
-#[test]
-fn long_conversations_are_rendered() {
-    let message = json!({"role": "user", "content": "word ".repeat(2000)});
-    let input = RenderInput::new(Value::Array(vec![message; 500]), NOW);
-    assert!(template(CHATML).render(&input).unwrap().len() > 4_000_000);
 }

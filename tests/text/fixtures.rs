@@ -18,7 +18,8 @@ pub fn committed() -> PathBuf {
 
 /// The larger set beside the repository, if it is there. Says which is used.
 pub fn oracle() -> Option<PathBuf> {
-    let path = repository().join("../shared/oracle");
+    let shared = || repository().join("../shared/oracle");
+    let path = std::env::var_os("OCTAVO_TEST_ORACLE").map_or_else(shared, PathBuf::from);
     let found = path.join("README.md").is_file();
     println!(
         "reference fixtures: the committed ones{}",
@@ -79,4 +80,31 @@ pub fn listed(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths
+}
+
+/// All recorded strings, awkward on purpose.
+pub fn strings() -> Vec<String> {
+    let cases = json(&committed().join("tiny/bpe3.json"))["cases"].take();
+    cases.as_array().unwrap().iter().map(|case| text(&case["text"]).to_owned()).collect()
+}
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
 }

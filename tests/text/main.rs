@@ -3,6 +3,7 @@
 //! Small fixtures are in `tests/fixtures/tokenizer`; larger ones are used where they lie beside the repository.
 
 mod chat;
+mod hostile;
 mod fixtures;
 mod stream;
 mod tokenizer;

@@ -5,28 +5,7 @@ use std::sync::Arc;
 use octavo::stages::stream::{StreamParams, TextStream};
 use octavo::stages::tokenize::{Special, Tokenizer};
 
-use crate::fixtures;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
-}
+use crate::fixtures::{self, Random};
 
 fn stream(tokenizer: &Arc<Tokenizer>, stop: &[String], include_stop: bool, skip_special: bool) -> TextStream {
     let params = StreamParams { stop: stop.to_vec(), include_stop, skip_special, continues_text: false };
@@ -44,11 +23,13 @@ fn fragments(tokenizer: &Tokenizer) -> Vec<u32> {
 fn pieces_add_up_to_the_decoded_text() {
     for (name, tokenizer) in fixtures::tokenizers() {
         let fragments = fragments(&tokenizer);
+        let special: Vec<u32> = (0..tokenizer.len() as u32).filter(|&id| tokenizer.is_special(id)).collect();
         for seed in 0..300 {
             let mut random = Random(seed);
             let ids: Vec<u32> = (0..random.below(24))
-                .map(|_| match random.below(4) {
+                .map(|_| match random.below(6) {
                     0 => random.below(tokenizer.len() + 2) as u32,
+                    1 => *random.pick(&special),
                     _ => *random.pick(&fragments),
                 })
                 .collect();
@@ -59,6 +40,44 @@ fn pieces_add_up_to_the_decoded_text() {
                 assert_eq!(text, tokenizer.decode(&ids, skip_special), "{name}, seed {seed}: {ids:?}");
             }
         }
+    }
+}
+
+/// What is streamed when all goes well: no broken character, and never one that was given out before it was whole.
+#[test]
+fn every_recorded_string_comes_back() {
+    let strings = fixtures::strings();
+    for (name, tokenizer) in fixtures::tokenizers() {
+        for text in &strings {
+            for special in [Special::AsText, Special::Parse] {
+                let ids = tokenizer.encode(text, special, true).unwrap().ids;
+                for skip_special in [false, true] {
+                    let mut stream = stream(&tokenizer, &[], false, skip_special);
+                    let streamed: Vec<String> = ids.iter().map(|&id| stream.push(id, true).text).collect();
+                    let rest = stream.finish();
+                    let whole = tokenizer.decode(&ids, skip_special);
+                    assert_eq!(streamed.concat() + &rest, whole, "{name}: {text:?}");
+                    if !text.contains('\u{fffd}') {
+                        assert!(!whole.contains('\u{fffd}'), "{name}: {text:?} gave {whole:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A character that breaks off is shown as broken only when nothing more can come.
+#[test]
+fn what_is_broken_is_told_at_the_end() {
+    for (name, tokenizer) in fixtures::tokenizers() {
+        let ids = tokenizer.encode("a🙂", Special::AsText, false).unwrap().ids;
+        let Some(whole) = (0..ids.len()).find(|&n| tokenizer.decode(&ids[..n], true).contains('\u{fffd}')) else {
+            continue; // the character is a single token
+        };
+        let mut stream = stream(&tokenizer, &[], false, true);
+        let streamed: String = ids[..whole].iter().map(|&id| stream.push(id, true).text).collect();
+        assert!(!streamed.contains('\u{fffd}'), "{name}: {streamed:?}");
+        assert!(stream.finish().contains('\u{fffd}'), "{name}");
     }
 }
 
@@ -142,6 +161,46 @@ fn stop_strings_end_the_text_where_they_begin() {
         }
     }
     assert!(stops_seen > 500, "only {stops_seen} texts were stopped");
+}
+
+/// A stop string counts when its last byte comes with a token that may stop, however it began.
+#[test]
+fn stop_strings_count_from_the_minimum_on() {
+    let mut seen = 0;
+    for (name, tokenizer) in fixtures::tokenizers() {
+        for seed in 0..300 {
+            let mut random = Random(seed);
+            let ids = tokenizer.encode(&random_text(&mut random, 30), Special::AsText, false).unwrap().ids;
+            let stops: Vec<String> = (0..random.below(3) + 1).map(|_| random_text(&mut random, 3)).collect();
+            let minimum = random.below(ids.len() + 2);
+            let context = format!("{name}, seed {seed}: stops {stops:?}, minimum {minimum}, ids {ids:?}");
+            // What an earlier token completed is text by now. A broken end of a text may still become whole.
+            let whole = |n: usize| tokenizer.decode(&ids[..n], true).trim_end_matches('\u{fffd}').len();
+            let stopped = (1..=ids.len()).filter(|&n| n >= minimum).find_map(|n| {
+                let text = tokenizer.decode(&ids[..n], true);
+                let old = (0..n).map(whole).max().unwrap_or(0);
+                let ends = |end: &usize| stops.iter().any(|stop| text.as_bytes()[..*end].ends_with(stop.as_bytes()));
+                (old + 1..=text.len()).find(ends).map(|end| {
+                    let longest = stops.iter().filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()));
+                    let start = end - longest.map(String::len).max().unwrap_or(0);
+                    (n, text[..start].to_owned())
+                })
+            });
+            let mut stream = stream(&tokenizer, &stops, false, true);
+            let (mut text, mut end) = (String::new(), None);
+            for (n, &id) in ids.iter().enumerate() {
+                let pushed = stream.push(id, n + 1 >= minimum);
+                text += &pushed.text;
+                if pushed.stopped.is_some() {
+                    end = Some((n + 1, text.clone()));
+                    break;
+                }
+            }
+            assert_eq!(end, stopped, "{context}");
+            seen += usize::from(end.is_some());
+        }
+    }
+    assert!(seen > 300, "only {seen} texts were stopped");
 }
 
 #[test]

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use octavo::engine;
-use octavo::stages::tokenize::Special;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::PyString;
 
 use crate::errors::{invalid, not_loaded, refused};
 use crate::facts::{Facts, Stats};
 use crate::fields::token_ids;
 use crate::home::Home;
 use crate::params;
-use crate::prompt::{Chat, prompt, text};
+use crate::prompt::{Chat, prompt};
 use crate::result::Asked;
 use crate::ticket::{SLICE, Ticket};
+use crate::tokenizer::Encoding;
 use crate::waker::Waker;
 
 /// A loaded model and the thread that runs it.
@@ -89,14 +89,7 @@ impl Engine {
         special: bool,
         add_special_tokens: bool,
     ) -> PyResult<Encoding> {
-        let tokenizer = self.0.get()?.tokenizer();
-        let text = self::text("the text", text)?;
-        let special = if special { Special::Parse } else { Special::AsText };
-        let encoding = py.detach(|| tokenizer.encode(&text, special, add_special_tokens));
-        let encoding = encoding.map_err(|error| invalid(error.to_string()))?;
-        let pieces = encoding.ids.iter().map(|&id| tokenizer.piece(id).unwrap_or_default().to_vec()).collect();
-        let offsets = encoding.offsets.iter().map(|range| (range.start, range.end)).collect();
-        Ok(Encoding { ids: encoding.ids, pieces, offsets })
+        Encoding::of(py, self.0.get()?.tokenizer(), text, special, add_special_tokens)
     }
 
     #[pyo3(signature = (token_ids, *, skip_special_tokens))]
@@ -131,31 +124,5 @@ impl Engine {
         if let Ok(engine) = self.0.get() {
             py.detach(|| engine.close());
         }
-    }
-}
-
-/// Token ids of a text, the bytes of each, and where in the text it came from.
-#[pyclass(module = "octavo._octavo", frozen)]
-pub struct Encoding {
-    #[pyo3(get)]
-    ids: Vec<u32>,
-    pieces: Vec<Vec<u8>>,
-    #[pyo3(get)]
-    offsets: Vec<(usize, usize)>,
-}
-
-#[pymethods]
-impl Encoding {
-    #[getter]
-    fn pieces<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
-        self.pieces.iter().map(|piece| PyBytes::new(py, piece)).collect()
-    }
-
-    fn __len__(&self) -> usize {
-        self.ids.len()
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Encoding(ids={:?})", self.ids)
     }
 }

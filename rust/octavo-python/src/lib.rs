@@ -12,7 +12,9 @@ mod machine; // what a file holds, what a machine offers
 mod params; // settings and parameters of a call
 mod prompt; // text, messages or token ids
 mod result; // finished answers
+mod sampling; // the sampler alone
 mod ticket; // a call in flight
+mod tokenizer; // text and token ids
 mod waker; // wakes an event loop
 
 use pyo3::prelude::*;
@@ -24,7 +26,7 @@ mod _octavo {
     #[pymodule_export]
     use crate::chunk::{Chunk, TokenLogprobs};
     #[pymodule_export]
-    use crate::engine::{Encoding, Engine};
+    use crate::engine::Engine;
     #[pymodule_export]
     use crate::facts::{Facts, Stats};
     #[pymodule_export]
@@ -34,7 +36,11 @@ mod _octavo {
     #[pymodule_export]
     use crate::result::{Choice, RequestResult, Usage};
     #[pymodule_export]
+    use crate::sampling::{sample, sampling_probabilities};
+    #[pymodule_export]
     use crate::ticket::Ticket;
+    #[pymodule_export]
+    use crate::tokenizer::{Encoding, Tokenizer};
     #[pymodule_export]
     use crate::waker::Waker;
 

@@ -27,6 +27,7 @@ pub fn engine_config(settings: &Bound<'_, PyAny>) -> PyResult<EngineConfig> {
             max_num_seqs: fields.whole("max_num_seqs")?,
             max_num_batched_tokens: fields.whole_or_none("max_num_batched_tokens")?,
             max_queue: fields.whole("max_queue")?,
+            itl_target_ms: fields.get("itl_target_ms", "a number of milliseconds, or None")?,
             enable_prefix_caching: fields.flag("enable_prefix_caching")?,
             threads: fields.whole_or_none("threads")?,
             seed: fields.get("seed", "a whole number from 0 to 2**64 - 1")?,

@@ -1,35 +1,62 @@
 //! Text, messages or token ids.
 
 use octavo::engine::Prompt;
-use octavo::stages::tokenize::{LocalTime, RenderInput};
+use octavo::stages::tokenize::{ContentFormat, LocalTime, RenderInput};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::errors::invalid;
 use crate::fields::token_ids;
 
-/// Messages and tools for a chat template, as JSON texts.
+/// Messages and what else goes into a chat template, as JSON texts.
 #[pyclass(module = "octavo._octavo", frozen)]
 pub struct Chat(pub RenderInput);
 
 #[pymethods]
 impl Chat {
     #[new]
-    #[pyo3(signature = (messages_json, tools_json, add_generation_prompt, wall_clock_s))]
+    #[pyo3(signature = (messages_json, wall_clock_s, *, tools_json=None, documents_json=None, variables_json=None,
+        add_generation_prompt=true, continue_final_message=false, chat_template=None, content_format="auto"))]
+    #[expect(clippy::too_many_arguments, reason = "a chat template takes these")]
     fn new(
         messages_json: &str,
-        tools_json: Option<&str>,
-        add_generation_prompt: bool,
         wall_clock_s: i64,
+        tools_json: Option<&str>,
+        documents_json: Option<&str>,
+        variables_json: Option<&str>,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        chat_template: Option<String>,
+        content_format: &str,
     ) -> PyResult<Self> {
         let parse = |name: &str, json: &str| -> PyResult<Value> {
             serde_json::from_str(json).map_err(|error| invalid(format!("{name} must be made of JSON values: {error}")))
         };
-        let messages = parse("messages", messages_json)?;
-        let tools = tools_json.map(|json| parse("tools", json)).transpose()?;
-        let now = LocalTime::from_unix(wall_clock_s);
-        Ok(Self(RenderInput { tools, add_generation_prompt, ..RenderInput::new(messages, now) }))
+        let variables = match variables_json.map(|json| parse("chat_template_kwargs", json)).transpose()? {
+            Some(Value::Object(variables)) => variables,
+            _ => Map::new(),
+        };
+        Ok(Self(RenderInput {
+            messages: parse("messages", messages_json)?,
+            tools: tools_json.map(|json| parse("tools", json)).transpose()?,
+            documents: documents_json.map(|json| parse("documents", json)).transpose()?,
+            add_generation_prompt,
+            continue_final_message,
+            variables,
+            chat_template,
+            content_format: content_format_named(content_format)?,
+            now: LocalTime::from_unix(wall_clock_s),
+        }))
+    }
+}
+
+fn content_format_named(name: &str) -> PyResult<ContentFormat> {
+    match name {
+        "auto" => Ok(ContentFormat::Auto),
+        "string" => Ok(ContentFormat::String),
+        "openai" => Ok(ContentFormat::OpenAi),
+        _ => Err(invalid(format!("chat_template_content_format must be 'auto', 'string' or 'openai', not {name:?}"))),
     }
 }
 

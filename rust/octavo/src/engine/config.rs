@@ -35,6 +35,9 @@ pub struct EngineConfig {
     pub max_num_batched_tokens: Option<usize>,
     /// Most requests that may wait.
     pub max_queue: usize,
+    /// How long running sequences may be held up by others' prompts between two tokens, in milliseconds; `None`: as long as
+    /// it takes.
+    pub itl_target_ms: Option<f64>,
     /// Whether blocks of equal prefixes are shared.
     pub enable_prefix_caching: bool,
     /// Worker threads; `None`: the cores this process may use.
@@ -55,6 +58,7 @@ impl Default for EngineConfig {
             max_num_seqs: 64,
             max_num_batched_tokens: None,
             max_queue: 1024,
+            itl_target_ms: Some(30.0),
             enable_prefix_caching: true,
             threads: None,
             seed: 0,
@@ -83,6 +87,9 @@ impl EngineConfig {
         at_least_one("threads", self.threads.unwrap_or(1))?;
         if self.block_size == 0 || !self.block_size.is_multiple_of(16) || self.block_size > 1024 {
             return Err(format!("block_size must be a multiple of 16 up to 1024, not {}", self.block_size));
+        }
+        if let Some(ms) = self.itl_target_ms.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
+            return Err(format!("itl_target_ms must be a number of milliseconds above 0, not {ms}"));
         }
         if self.batched_tokens() < self.max_num_seqs {
             return Err(format!(

@@ -15,7 +15,7 @@ use crate::sample::random;
 use crate::schedule::{SchedulerConfig, SchedulerStats};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
-use crate::stages::tokenize::{ChatTemplate, RenderInput, Rendered, Special, Tokenizer};
+use crate::stages::tokenize::{ChatError, ChatTemplate, RenderInput, Rendered, Special, Tokenizer};
 
 /// What a caller may send.
 #[derive(Clone, Debug)]
@@ -194,8 +194,14 @@ impl Engine {
 
     /// The chat template's prompt for these messages, as text and token ids.
     pub fn render(&self, input: &RenderInput) -> Result<Rendered, SubmitError> {
-        let template = self.template.as_ref().ok_or_else(|| SubmitError::Invalid(NO_TEMPLATE.into()))?;
-        template.render_ids(&self.tokenizer, input).map_err(|error| SubmitError::Invalid(error.to_string()))
+        let invalid = |error: ChatError| SubmitError::Invalid(error.to_string());
+        let own = match &input.chat_template {
+            Some(source) => Some(ChatTemplate::of(&self.tokenizer, source).map_err(invalid)?),
+            None => None,
+        };
+        let template = own.as_ref().or(self.template.as_ref());
+        let template = template.ok_or_else(|| SubmitError::Invalid(NO_TEMPLATE.into()))?;
+        template.render_ids(&self.tokenizer, input).map_err(invalid)
     }
 
     /// The token ids of a prompt, as the engine will run them.
@@ -412,7 +418,8 @@ fn stream_params(params: &SamplingParams) -> StreamParams {
     }
 }
 
-const NO_TEMPLATE: &str = "this model has no chat template; give the prompt as text or token ids";
+const NO_TEMPLATE: &str =
+    "this model has no chat template; give one as chat_template, or the prompt as text or token ids";
 
 /// A call in flight. Dropping it gives it up.
 pub struct Ticket {

@@ -165,6 +165,7 @@ impl Loader {
             max_model_len: plan.max_model_len,
             layout: plan.layout(),
             blocks: plan.cache.blocks,
+            itl_target_ns: self.config.itl_target_ms.map(|ms| (ms * 1e6) as u64),
             enable_prefix_caching: self.config.enable_prefix_caching,
         };
         let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
@@ -265,12 +266,10 @@ fn notices(dtype: WeightDtype, matrices: &MatrixBytes) -> Vec<String> {
 /// The model's tokenizer and its chat template, if it has one.
 fn text_of(files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), LoadError> {
     let tokenizer = files.tokenizer()?;
-    let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
     let template = match files.chat_template()? {
         None => None,
         Some(source) => {
-            let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
-            let template = ChatTemplate::compile(&source, bos, eos);
+            let template = ChatTemplate::of(&tokenizer, &source);
             Some(template.map_err(|error| files.malformed(error.to_string()))?)
         }
     };

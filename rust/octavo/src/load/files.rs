@@ -112,9 +112,11 @@ impl ModelFiles {
         let mut ids = match &self.config {
             Config::Gguf(_) => Vec::new(),
             Config::HuggingFace(config) => {
+                let vocab = config.integer("vocab_size")?.unwrap_or(0).max(tokenizer.len() as u64);
+                let of_model = end_token_ids_in(config, vocab)?;
                 let generation = HfConfig::read_if_there(&self.path.join("generation_config.json"))?;
-                let ids = generation.map_or(Ok(Vec::new()), |generation| generation.token_ids("eos_token_id"))?;
-                if ids.is_empty() { config.token_ids("eos_token_id")? } else { ids }
+                let ids = generation.map_or(Ok(Vec::new()), |generation| end_token_ids_in(&generation, vocab))?;
+                if ids.is_empty() { of_model } else { ids }
             }
         };
         if ids.is_empty() {
@@ -135,6 +137,15 @@ impl ModelFiles {
     }
 }
 
+/// The tokenizer of a `.gguf` file or a Hugging Face folder, either of which may lack weights.
+pub fn tokenizer(path: &Path) -> Result<Tokenizer, LoadError> {
+    if path.is_dir() {
+        return folder_tokenizer(path);
+    }
+    let (_, gguf) = Tensors::open_gguf(path)?;
+    Tokenizer::from_gguf(&gguf.metadata).map_err(|error| LoadError::malformed(path, error.to_string()))
+}
+
 /// The tokenizer of a Hugging Face folder.
 pub fn folder_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
     let path = folder.join("tokenizer.json");
@@ -144,6 +155,15 @@ pub fn folder_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
     };
     let beside = [object("tokenizer_config.json")?, object("special_tokens_map.json")?];
     Tokenizer::from_json(&text, beside).map_err(|error| LoadError::malformed(folder, error.to_string()))
+}
+
+/// The `eos_token_id` of a file, which must be in a vocabulary of `vocab` tokens.
+fn end_token_ids_in(config: &HfConfig, vocab: u64) -> Result<Vec<u32>, LoadError> {
+    let ids = config.token_ids("eos_token_id")?;
+    match ids.iter().find(|&&id| u64::from(id) >= vocab) {
+        None => Ok(ids),
+        Some(id) => Err(config.wrong(format!("`eos_token_id` is {id}, the vocabulary has {vocab} tokens"))),
+    }
 }
 
 /// `chat_template` is a text, or several by name of which one is called `default`.

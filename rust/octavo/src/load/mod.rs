@@ -13,6 +13,6 @@ pub mod ggml_type; // ggml's numbers for tensor types
 pub mod inspect; // what is in the files, for people
 
 pub use dtype::WeightDtype;
-pub use files::{Config, ModelFiles, folder_tokenizer};
+pub use files::{Config, ModelFiles, folder_tokenizer, tokenizer};
 pub use hf_config::HfConfig;
 pub use inspect::{Inspection, inspect};

@@ -24,9 +24,11 @@ use crate::stages::{decode, prefill};
 
 mod assemble;
 mod interface;
+mod pace;
 mod step;
 
 pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
+use pace::Pace;
 pub use step::Step;
 
 /// Decides what runs when.
@@ -43,11 +45,22 @@ pub struct Scheduler {
     /// The latest time it was told; time never goes back.
     now: Time,
     arrivals: u64,
-    in_flight: bool,
+    in_flight: Option<Flight>,
+    pace: Pace,
     closed: bool,
     /// An empty batch, for its memory.
     spare: Batch,
     totals: SchedulerStats,
+}
+
+/// The step under way.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    since: Time,
+    /// Sequences that get one more token.
+    decoding: usize,
+    /// Rows of prompts.
+    prompt_rows: usize,
 }
 
 impl Scheduler {
@@ -62,7 +75,8 @@ impl Scheduler {
             events: VecDeque::new(),
             now: Time(0),
             arrivals: 0,
-            in_flight: false,
+            in_flight: None,
+            pace: Pace::new(config.itl_target_ns),
             closed: false,
             spare: Batch::default(),
             totals: SchedulerStats::default(),
@@ -85,7 +99,7 @@ impl Scheduler {
     /// The order is the policy: who speaks keeps speaking; the oldest half-read prompt gets on; short prompts may overtake
     /// it; what is left goes to half-read prompts and then to whoever is next.
     pub fn schedule(&mut self, now: Time) -> Option<Batch> {
-        assert!(!self.in_flight, "one step at a time");
+        assert!(self.in_flight.is_none(), "one step at a time");
         let now = self.at(now);
         self.end_expired(now);
         let mut step = Step {
@@ -99,6 +113,8 @@ impl Scheduler {
             tokens_cached: 0,
         };
         decode::advance(&mut step);
+        let decoding = self.config.max_num_batched_tokens - step.rows_left;
+        step.rows_left = step.rows_left.min(self.pace.prompt_rows(decoding));
         prefill::read_oldest(&mut step);
         let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         prefill::read_on(&mut step);
@@ -108,10 +124,10 @@ impl Scheduler {
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
-        self.assemble(now)
+        self.assemble(decoding, now)
     }
 
-    fn assemble(&mut self, now: Time) -> Option<Batch> {
+    fn assemble(&mut self, decoding: usize, now: Time) -> Option<Batch> {
         let mut batch = std::mem::take(&mut self.spare);
         batch.step = self.totals.steps;
         assemble::assemble(&mut batch, &mut self.running, &self.config.layout, now);
@@ -120,16 +136,17 @@ impl Scheduler {
             self.spare = batch;
             return None;
         }
-        self.in_flight = true;
+        self.in_flight = Some(Flight { since: now, decoding, prompt_rows: batch.rows() - decoding });
         Some(batch)
     }
 
     /// Takes what the batch gave: counters advance, full blocks become findable, tokens go out, sequences end.
     pub fn commit(&mut self, mut batch: Batch, output: StepOutput, now: Time) {
-        assert!(std::mem::take(&mut self.in_flight), "nothing was scheduled");
+        let flight = self.in_flight.take().expect("nothing was scheduled");
         assert_eq!(batch.step, self.totals.steps, "the batch of another step");
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
+        self.pace.observe(flight.decoding, flight.prompt_rows, now.since(flight.since));
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
         batch.clear();
@@ -259,7 +276,7 @@ impl Scheduler {
     /// The executor is gone, and the step under way with it: everything ends with this error.
     pub fn fail_all(&mut self, message: &str, now: Time) {
         let now = self.at(now);
-        self.in_flight = false;
+        self.in_flight = None;
         self.closed = true;
         let waiting = std::iter::from_fn(|| self.queue.pop());
         let living: Vec<_> = self.running.drain(..).chain(waiting).collect();
@@ -315,15 +332,18 @@ impl Scheduler {
     fn check_running(&self, sequence: &Sequence) {
         let id = sequence.request.id;
         assert_eq!(self.orders.get(&id), Some(&sequence.order), "{id}");
-        assert!(self.in_flight || sequence.planned == 0, "{id}: planned rows without a step");
-        assert!(self.in_flight || sequence.ending.is_none(), "{id}: should have ended");
+        assert!(self.in_flight.is_some() || sequence.planned == 0, "{id}: planned rows without a step");
+        assert!(self.in_flight.is_some() || sequence.ending.is_none(), "{id}: should have ended");
         let end = sequence.computed + sequence.planned;
         assert!(end <= sequence.known(), "{id}: runs tokens that nobody knows");
         let layout = &self.config.layout;
         assert_eq!(sequence.table.len(), layout.entries(end), "{id}: as many blocks as it needs");
         assert!(sequence.known() <= limits::longest(&self.config), "{id}: longer than may be");
         let full = sequence.computed / layout.block_size;
-        assert!(self.in_flight || !sequence.shares() || sequence.published == full, "{id}: blocks nobody can find");
+        assert!(
+            self.in_flight.is_some() || !sequence.shares() || sequence.published == full,
+            "{id}: blocks nobody can find"
+        );
         for (group, &window) in layout.windows.iter().enumerate() {
             let outside = layout.outside(window, sequence.computed);
             assert_eq!(sequence.table.outside(group), outside, "{id}: holds what its window shows, and no more");
@@ -333,7 +353,7 @@ impl Scheduler {
             }
         }
         let most = layout.blocks_for(sequence.known());
-        assert!(self.in_flight || sequence.table.held() <= most, "{id}: holds more than it ever needs");
+        assert!(self.in_flight.is_some() || sequence.table.held() <= most, "{id}: holds more than it ever needs");
     }
 }
 

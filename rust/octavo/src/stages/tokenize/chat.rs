@@ -11,28 +11,33 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
 
+use super::bounds;
 use super::civil::LocalTime;
+use super::content::ContentFormat;
 use super::marker::Marker;
 use super::python;
 use super::tokenizer::{Encoding, Special, Tokenizer, TokenizerError};
 
 /// What one rendering may cost: about one unit an instruction, and one for every 64 bytes it moves.
-const FUEL: u64 = 2_000_000;
-/// Fuel on top for every byte of input, so that long conversations are not refused.
+const FUEL: u64 = 500_000;
+/// Fuel on top for what is rendered, so that long conversations are not refused: for every byte, and for every value (a
+/// message has about five).
 const FUEL_PER_BYTE: u64 = 2;
+const FUEL_PER_VALUE: u64 = 500;
 /// Nested macros and loops. Real templates need about 30; each level costs stack.
 const MAX_RECURSION: usize = 200;
 /// No model reads a prompt as long as this.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Longer than any template in use by far.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
-
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     bos: String,
     eos: String,
+    /// Whether it knows contents that are lists of parts.
+    walks_contents: bool,
 }
 
 /// What is rendered.
@@ -51,6 +56,10 @@ pub struct RenderInput {
     /// What else the template may ask for, `enable_thinking` say. These are the program's words, not a user's: special
     /// tokens in them are special.
     pub variables: Map<String, Value>,
+    /// Another template than the model's own.
+    pub chat_template: Option<String>,
+    /// How the template gets contents that are lists of parts.
+    pub content_format: ContentFormat,
     /// What `strftime_now` shows.
     pub now: LocalTime,
 }
@@ -65,6 +74,8 @@ impl RenderInput {
             add_generation_prompt: true,
             continue_final_message: false,
             variables: Map::new(),
+            chat_template: None,
+            content_format: ContentFormat::Auto,
             now,
         }
     }
@@ -108,9 +119,11 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(ChatError::Limit(format!("{} bytes of source, at most {MAX_SOURCE_BYTES}", source.len())));
         }
+        let failed = |error: Error| ChatError::Compile(describe(&error));
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| ChatError::Compile(describe(&error)))?);
+        let jinja = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
+        let plain = SyntaxConfig::builder().keep_trailing_newline(true).build().map_err(failed)?;
+        environment.set_syntax(plain);
         environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::add_to(&mut environment);
@@ -118,10 +131,17 @@ impl ChatTemplate {
             let message = python::to_str(state, &message)?;
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
-        environment
-            .add_template_owned("chat", with_long_escapes(&without_generation_blocks(source)))
-            .map_err(|error| ChatError::Compile(describe(&error)))?;
-        Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
+        let jinja_source = with_long_escapes(&without_generation_blocks(source));
+        let bounded = bounds::add_to(&jinja_source, &jinja).map_err(failed)?;
+        environment.add_template_owned("chat", bounded.source).map_err(failed)?;
+        let walks_contents = bounded.walks_contents;
+        Ok(Self { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned(), walks_contents })
+    }
+
+    /// Compiles a template of the model whose tokenizer this is.
+    pub fn of(tokenizer: &Tokenizer, source: &str) -> Result<Self, ChatError> {
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        Self::compile(source, name(tokenizer.bos()), name(tokenizer.eos()))
     }
 
     /// The template's source.
@@ -132,25 +152,47 @@ impl ChatTemplate {
     /// The prompt as text.
     pub fn render(&self, input: &RenderInput) -> Result<String, ChatError> {
         check(input)?;
-        self.render_values(&input.messages, input.tools.as_ref(), input.documents.as_ref(), input)
+        let messages = input.content_format.apply(&input.messages, self.walks_contents)?;
+        let messages = messages.as_ref().unwrap_or(&input.messages);
+        self.render_values(messages, input.tools.as_ref(), input.documents.as_ref(), input)
     }
 
     /// The prompt as text and token ids. Nothing in messages, tools or documents becomes a control token, whatever is
     /// written there. BOS stands at the beginning once, if the tokenizer adds it.
     pub fn render_ids(&self, tokenizer: &Tokenizer, input: &RenderInput) -> Result<Rendered, ChatError> {
         check(input)?;
+        let messages = input.content_format.apply(&input.messages, self.walks_contents)?;
+        let messages = messages.as_ref().unwrap_or(&input.messages);
         let variables = Value::Object(input.variables.clone());
-        let mut values = vec![&input.messages, &variables];
+        let mut values = vec![messages, &variables];
         values.extend(&input.tools);
         values.extend(&input.documents);
-        let mut marker = Marker::new(&tokenizer.specials, &self.source, &values);
-        let messages = marker.mark(&input.messages);
+        let marker = || Marker::new(&tokenizer.specials, &self.source, &values);
+        let mut strict = marker().with_middles(&self.source);
+        let mut rendered = self.render_marked(&mut strict, messages, input);
+        let noticed = |rendered: &Result<(String, _), _>| match (rendered, self.render(input)) {
+            (Ok((marked, _)), Ok(plain)) => *marked != plain,
+            _ => true,
+        };
+        if strict.marked_middles() && noticed(&rendered) {
+            rendered = self.render_marked(&mut marker(), messages, input);
+        }
+        let (text, literals) = rendered?;
+        Ok(Rendered { encoding: encode(tokenizer, &text, &literals)?, text })
+    }
+
+    /// The prompt, and where in it a user's words are that look like control tokens.
+    fn render_marked(
+        &self,
+        marker: &mut Marker,
+        messages: &Value,
+        input: &RenderInput,
+    ) -> Result<(String, Vec<Range<usize>>), ChatError> {
+        let messages = marker.mark(messages);
         let tools = input.tools.as_ref().map(|tools| marker.mark(tools));
         let documents = input.documents.as_ref().map(|documents| marker.mark(documents));
         let rendered = self.render_values(&messages, tools.as_ref(), documents.as_ref(), input)?;
-        let (text, literals) = marker.restore(&rendered);
-        let encoding = encode(tokenizer, &text, &literals)?;
-        Ok(Rendered { text, encoding })
+        Ok(marker.restore(&rendered))
     }
 
     fn render_values(
@@ -172,14 +214,14 @@ impl ChatTemplate {
             ("strftime_now".to_owned(), Jinja::from_function(move |format: &str| now.format(format))),
         ];
         context.extend(input.variables.iter().map(|(name, value)| (name.clone(), python::from_json(value))));
-        let text = self.run(Jinja::from_pairs(context), size(&messages))?;
+        let text = self.run(Jinja::from_pairs(context), FUEL + fuel_for(&messages))?;
         if input.continue_final_message { cut_after_final_message(text, &messages) } else { Ok(text) }
     }
 
-    fn run(&self, context: Jinja, input_bytes: usize) -> Result<String, ChatError> {
+    fn run(&self, context: Jinja, fuel: u64) -> Result<String, ChatError> {
         // A clone shares the compiled template; the fuel is this rendering's own.
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(FUEL + FUEL_PER_BYTE * input_bytes as u64));
+        environment.set_fuel(Some(fuel));
         let mut output = Limited(Vec::new());
         environment
             .get_template("chat")
@@ -211,7 +253,7 @@ fn check(input: &RenderInput) -> Result<(), ChatError> {
         )));
     }
     if input.continue_final_message && input.add_generation_prompt {
-        return Err(ChatError::Input("continue_final_message and add_generation_prompt exclude each other".into()));
+        return Err(ChatError::Input("continue_final_message and add_generation_prompt cannot both be true".into()));
     }
     let too_deep = |value: &Value| !fits(value, python::MAX_DEPTH);
     let values = [Some(&input.messages), input.tools.as_ref(), input.documents.as_ref()];
@@ -229,14 +271,14 @@ fn fits(value: &Value, depth: usize) -> bool {
     }
 }
 
-/// Roughly how many bytes of text a value holds.
-fn size(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(size).sum(),
-        Value::Object(members) => members.iter().map(|(name, value)| name.len() + size(value)).sum(),
-        _ => 8,
-    }
+fn fuel_for(value: &Value) -> u64 {
+    let inside = match value {
+        Value::String(text) => FUEL_PER_BYTE * text.len() as u64,
+        Value::Array(values) => values.iter().map(fuel_for).sum(),
+        Value::Object(members) => members.values().map(fuel_for).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    FUEL_PER_VALUE + inside
 }
 
 /// Templates ask for a message's reasoning under either of two names; both are there if one is.

@@ -6,6 +6,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::tokenizer::{Model, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
+use super::spm::SPACE;
 use super::tokenizer::{Encoding, TokenizerError};
 use super::vocabulary::{Kind, Vocabulary};
 
@@ -35,16 +36,15 @@ impl Library {
             .map_err(|error| TokenizerError::Encode(error.to_string()))?;
         let ids = encoding.get_ids();
         into.ids.extend_from_slice(ids);
-        if spells(vocabulary, ids, &text.as_bytes()[range.clone()]) {
-            let mut at = range.start;
-            into.offsets.extend(ids.iter().map(|&id| {
-                let start = at;
-                at += vocabulary.piece(id).map_or(0, <[u8]>::len);
-                start..at
-            }));
-        } else {
-            let offsets = encoding.get_offsets().iter();
-            into.offsets.extend(offsets.map(|&(start, end)| range.start + start..range.start + end));
+        let told = encoding.get_offsets().iter().map(|&(start, end)| range.start + start..range.start + end);
+        let pieces = ids.iter().map(|&id| vocabulary.piece(id).unwrap_or_default());
+        let first = into.offsets.len();
+        into.offsets.extend(exact(text.as_bytes(), range.start, pieces.zip(told)));
+        // What a normaliser has taken into the character before it (an accent, say) belongs to that one's last token.
+        let mut next = range.end;
+        for range in into.offsets[first..].iter_mut().rev() {
+            range.end = if range.start < range.end { range.end.max(next) } else { range.end };
+            next = range.start;
         }
         Ok(())
     }
@@ -87,15 +87,28 @@ impl Library {
     }
 }
 
-/// Whether the tokens' bytes are the text. Then they are its exact partition, while the crate gives every token that holds a
-/// part of a character the whole of it; it knows better where a normaliser changed the text.
-fn spells(vocabulary: &Vocabulary, ids: &[u32], text: &[u8]) -> bool {
-    let mut rest = text;
-    ids.iter().all(|&id| {
-        let left = vocabulary.piece(id).and_then(|piece| rest.strip_prefix(piece));
-        rest = left.unwrap_or_default();
-        left.is_some()
-    }) && rest.is_empty()
+/// The bytes that each token has of the text from `at` on. The crate gives every token that holds a part of a character
+/// the whole of it; where tokens spell the text, each has its own bytes instead. A space that was put before the text has
+/// none.
+fn exact<'a>(
+    text: &[u8],
+    mut at: usize,
+    tokens: impl Iterator<Item = (&'a [u8], Range<usize>)>,
+) -> impl Iterator<Item = Range<usize>> {
+    let begin = at;
+    let is_space =
+        |told: &Range<usize>| text[told.clone()].starts_with(SPACE.as_bytes()) || text[told.clone()].starts_with(b" ");
+    tokens.map(move |(piece, told)| {
+        let own = at..at + piece.len();
+        let spells = text.get(own.clone()) == Some(piece) && told.start <= own.start && own.end <= told.end;
+        let range = match spells && !piece.is_empty() {
+            true => own,
+            false if piece == b" " && at == begin && !is_space(&told) => at..at,
+            false => told,
+        };
+        at = at.max(range.end);
+        range
+    })
 }
 
 /// The same pre-tokenizer for text after a special token: one that puts a space before the first word only puts none.

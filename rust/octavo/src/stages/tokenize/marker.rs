@@ -3,6 +3,10 @@
 //! Before a template is rendered, every spelled-out control token in a message is replaced by one private-use character
 //! that occurs nowhere in the input or the template. In the rendered prompt the characters are replaced by what they stand
 //! for, and those places are known to be text. A single character survives whatever a template does to strings.
+//!
+//! A template can also put a user's word into a token of its own making, `<|{{ name }}|>`. So words that could be the middle
+//! of a control token are marked as well, but only if the template does not notice: it may compare such a word with one of its
+//! own (`tool.type == "function"`), and what it then writes would be another prompt.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Range, RangeInclusive};
@@ -25,6 +29,9 @@ pub(super) struct Marker<'a> {
     /// Private-use characters of that plane that the input has already.
     taken: BTreeSet<char>,
     next: u32,
+    /// Words of the template, which it may compare with; where words that could fill a control token are to be marked.
+    middles: Option<&'a str>,
+    marked_middles: bool,
     placeholders: HashMap<String, char>,
     literals: HashMap<char, String>,
 }
@@ -34,7 +41,27 @@ impl<'a> Marker<'a> {
     pub fn new(specials: &'a SpecialTokens, source: &str, values: &[&Value]) -> Self {
         let mut taken: BTreeSet<char> = source.chars().filter(|&letter| is_placeholder(letter)).collect();
         values.iter().for_each(|value| collect(value, &mut taken));
-        Self { specials, taken, next: *PLACEHOLDERS.start(), placeholders: HashMap::new(), literals: HashMap::new() }
+        Self {
+            specials,
+            taken,
+            next: *PLACEHOLDERS.start(),
+            middles: None,
+            marked_middles: false,
+            placeholders: HashMap::new(),
+            literals: HashMap::new(),
+        }
+    }
+
+    /// The same, for words too that could be the middle of a control token, unless the template's source has them as
+    /// words of its own.
+    pub fn with_middles(mut self, source: &'a str) -> Self {
+        self.middles = Some(source);
+        self
+    }
+
+    /// Whether there was such a word.
+    pub fn marked_middles(&self) -> bool {
+        self.marked_middles
     }
 
     /// Replaces control tokens in all strings of `value`, names of members included.
@@ -48,12 +75,12 @@ impl<'a> Marker<'a> {
             Value::String(text) if name == "role" => Value::String(self.mark_tokens(text)),
             Value::String(text) => {
                 let text = self.mark_edges(text);
+                let text = self.mark_middle(text);
                 Value::String(self.mark_tokens(&text))
             }
             Value::Array(values) => values.iter().map(|value| self.mark_member(name, value)).collect(),
             Value::Object(members) => {
-                let marked =
-                    members.iter().map(|(name, value)| (self.mark_tokens(name), self.mark_member(name, value)));
+                let marked = members.iter().map(|(name, value)| (self.mark_name(name), self.mark_member(name, value)));
                 Value::Object(marked.collect())
             }
             other => other.clone(),
@@ -68,6 +95,28 @@ impl<'a> Marker<'a> {
             done = range.end;
         }
         marked + &text[done..]
+    }
+
+    fn mark_name(&mut self, name: &str) -> String {
+        let name = if self.middles.is_some() { self.mark_edges(name) } else { name.to_owned() };
+        self.marked_middles |= self.middles.is_some() && name.chars().any(|letter| self.literals.contains_key(&letter));
+        let name = self.mark_middle(name);
+        self.mark_tokens(&name)
+    }
+
+    /// Replaces the first visible letter of a text that could be the middle of a control token.
+    fn mark_middle(&mut self, text: String) -> String {
+        let inner = text.trim();
+        let Some(source) = self.middles.filter(|_| self.specials.could_fill(inner)) else { return text };
+        let own = |open: &str, close: &str| source.contains(&format!("{open}{inner}{close}"));
+        if own("'", "'") || own("\"", "\"") || own(".", "") {
+            return text;
+        }
+        let at = text.len() - text.trim_start().len();
+        let len = inner.chars().next().map_or(0, char::len_utf8);
+        self.marked_middles = true;
+        let placeholder = self.placeholder(&text[at..at + len]);
+        [&text[..at], &placeholder, &text[at + len..]].concat()
     }
 
     /// A text that begins or ends with a part of a control token could become one together with the template's text beside

@@ -17,11 +17,15 @@ mod library; // plain text → ids by the `tokenizers` crate
 mod pre; // how model families cut text into words
 mod spm; // plain text → ids by SentencePiece scores
 mod chat; // messages → prompt
+mod content; // messages whose content is a list of parts
+mod bounds; // what templates build is paid for
 mod civil; // the date, as templates may ask for it
 mod marker; // keeps what users wrote from turning into special tokens
 mod python; // what templates expect of Python
+mod strings; // its methods of strings
 
 pub use chat::{ChatError, ChatTemplate, RenderInput, Rendered};
 pub use civil::LocalTime;
+pub use content::ContentFormat;
 pub(crate) use tokenizer::settle_byte_run;
 pub use tokenizer::{Encoding, Special, Tokenizer, TokenizerError};

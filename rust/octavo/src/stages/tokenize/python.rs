@@ -1,10 +1,12 @@
 //! What chat templates expect of Python and Jinja beyond what the engine has: how values are printed, `json.dumps`, and a
 //! few methods and filters.
 
-use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
+use super::bounds::{BOUNDED, bounded};
 use super::marker::is_placeholder;
+use super::strings::{self, is_space};
 
 /// Deeper values are refused: printing them recurses.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -15,6 +17,10 @@ const ITEM_FUEL: u64 = 8;
 /// Adds all of it to an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     minijinja_contrib::add_to_environment(environment);
+    // Jinja has neither; the one is lazy without a bound, the other prints everything.
+    environment.remove_filter("chain");
+    environment.remove_global("debug");
+    environment.add_filter(BOUNDED, bounded);
     environment.set_unknown_method_callback(method);
     environment.set_formatter(print);
     environment.add_filter("tojson", tojson);
@@ -91,7 +97,7 @@ fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> R
             }
             out.push('}');
         }
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let tuple = value.is_tuple();
             out.push(if tuple { '(' } else { '[' });
             for (n, item) in value.try_iter()?.enumerate() {
@@ -110,7 +116,7 @@ fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> R
 }
 
 /// A dictionary, not an object of the engine (a namespace, a macro) that merely looks like one.
-fn plain_map(value: &Value) -> bool {
+pub(super) fn plain_map(value: &Value) -> bool {
     value.try_iter().is_ok()
 }
 
@@ -301,6 +307,10 @@ impl Style<'_> {
 /// Bounds the work and the depth of walking through a value.
 fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
     state.consume_fuel(ITEM_FUEL)?;
+    check_depth(depth)
+}
+
+pub(super) fn check_depth(depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("a value is nested more than {MAX_DEPTH} deep")));
     }
@@ -310,7 +320,7 @@ fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
 /// Methods of strings, lists and dictionaries.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str()
-        && let Some(result) = string_method(state, text, name, args)?
+        && let Some(result) = strings::method(state, text, name, args)?
     {
         return Ok(result);
     }
@@ -322,137 +332,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// The methods that `pycompat` lacks or has in another way.
-fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    let tuple = |before: &str, separator: &str, after: &str| {
-        Value::from_object(Tuple::new([before, separator, after].into_iter().map(Value::from).collect()))
-    };
-    Ok(Some(match name {
-        "strip" | "lstrip" | "rstrip" => {
-            let (chars,): (Option<String>,) = from_args(args)?;
-            let inside = |letter: char| chars.as_deref().map_or(is_space(letter), |chars| chars.contains(letter));
-            let text = if name == "rstrip" { text } else { text.trim_start_matches(inside) };
-            Value::from(if name == "lstrip" { text } else { text.trim_end_matches(inside) })
-        }
-        "partition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            match text.split_once(separator) {
-                Some((before, after)) => tuple(before, separator, after),
-                None => tuple(text, "", ""),
-            }
-        }
-        "rpartition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            match text.rsplit_once(separator) {
-                Some((before, after)) => tuple(before, separator, after),
-                None => tuple("", "", text),
-            }
-        }
-        "split" => return split(text, args, Python::Split).map(Some),
-        "rsplit" => return split(text, args, Python::Rsplit).map(Some),
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_prefix(prefix).unwrap_or(text))
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_suffix(suffix).unwrap_or(text))
-        }
-        "index" => {
-            let (wanted,): (&str,) = from_args(args)?;
-            let at = text.find(wanted).ok_or_else(|| not_found(&Value::from(wanted)))?;
-            Value::from(text[..at].chars().count())
-        }
-        "find" | "rfind" => {
-            let (wanted,): (&str,) = from_args(args)?;
-            let at = if name == "find" { text.find(wanted) } else { text.rfind(wanted) };
-            Value::from(at.map_or(-1, |at| text[..at].chars().count() as i64))
-        }
-        "center" => {
-            let (width,): (usize,) = from_args(args)?;
-            return center(state, text, Some(width)).map(|text| Some(Value::from(text)));
-        }
-        "ljust" | "rjust" | "zfill" => {
-            let (width, fill): (usize, Option<&str>) = from_args(args)?;
-            let fill = fill.unwrap_or(if name == "zfill" { "0" } else { " " });
-            let missing = padding(state, text, width)?;
-            let padding = fill.repeat(missing);
-            Value::from(if name == "ljust" { format!("{text}{padding}") } else { format!("{padding}{text}") })
-        }
-        "swapcase" => {
-            let swap = |letter: char| match letter.is_uppercase() {
-                true => letter.to_lowercase().collect::<String>(),
-                false => letter.to_uppercase().collect(),
-            };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
-        "casefold" => Value::from(text.to_lowercase()),
-        _ => return Ok(None),
-    }))
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Python {
-    Split,
-    Rsplit,
-}
-
-fn split(text: &str, args: &[Value], from: Python) -> Result<Value, Error> {
-    let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-    let most = most.or(options.get::<Option<i64>>("maxsplit")?).unwrap_or(-1);
-    let separator = separator.or(options.get::<Option<Value>>("sep")?).filter(|value| !value.is_none());
-    options.assert_all_used()?;
-    let most = usize::try_from(most).unwrap_or(usize::MAX - 1);
-    let parts: Vec<&str> = match separator {
-        Some(separator) => {
-            let separator = separator.as_str().filter(|separator| !separator.is_empty());
-            let separator = separator.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "empty separator"))?;
-            match from {
-                Python::Split => text.splitn(most + 1, separator).collect(),
-                Python::Rsplit => {
-                    let mut parts: Vec<_> = text.rsplitn(most + 1, separator).collect();
-                    parts.reverse();
-                    parts
-                }
-            }
-        }
-        None => split_at_spaces(text, most, from),
-    };
-    Ok(parts.into_iter().map(Value::from).collect())
-}
-
-fn split_at_spaces(text: &str, most: usize, from: Python) -> Vec<&str> {
-    let (mut rest, mut parts) = (text.trim_matches(is_space), Vec::new());
-    while !rest.is_empty() {
-        let cut = if from == Python::Split { rest.find(is_space) } else { rest.rfind(is_space) };
-        let Some(cut) = cut.filter(|_| parts.len() < most) else {
-            parts.push(rest);
-            break;
-        };
-        let after = cut + rest[cut..].chars().next().map_or(0, char::len_utf8);
-        match from {
-            Python::Split => {
-                parts.push(&rest[..cut]);
-                rest = rest[after..].trim_start_matches(is_space);
-            }
-            Python::Rsplit => {
-                parts.push(&rest[after..]);
-                rest = rest[..cut].trim_end_matches(is_space);
-            }
-        }
-    }
-    if from == Python::Rsplit {
-        parts.reverse();
-    }
-    parts
-}
-
-/// White space as Python's strings know it: Unicode's, and the four information separators.
-fn is_space(letter: char) -> bool {
-    letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
-}
-
-fn not_found(wanted: &Value) -> Error {
+pub(super) fn not_found(wanted: &Value) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the value"))
 }
 
@@ -483,14 +363,14 @@ fn join(
     Ok(items.join(&separator))
 }
 
-fn center(state: &State, text: &str, width: Option<usize>) -> Result<String, Error> {
+pub(super) fn center(state: &State, text: &str, width: Option<usize>) -> Result<String, Error> {
     let missing = padding(state, text, width.unwrap_or(80))?;
     let left = missing / 2;
     Ok(format!("{}{text}{}", " ".repeat(left), " ".repeat(missing - left)))
 }
 
 /// How many letters `text` lacks, paid for in advance.
-fn padding(state: &State, text: &str, width: usize) -> Result<usize, Error> {
+pub(super) fn padding(state: &State, text: &str, width: usize) -> Result<usize, Error> {
     let missing = width.saturating_sub(text.chars().count());
     state.consume_fuel(missing as u64 / 16)?;
     Ok(missing)

@@ -43,6 +43,8 @@ pub(super) struct SpecialTokens {
     /// Which bytes a control token can end with, and how long the longest is.
     last: [bool; 256],
     longest_control: usize,
+    /// What stands between the first and the last letter of every control token, one a line.
+    inside: String,
 }
 
 impl SpecialTokens {
@@ -52,12 +54,16 @@ impl SpecialTokens {
         tokens.dedup_by(|b, a| a.text == b.text);
         let all = Sorted::new(&tokens, |_| true);
         let user_defined = Sorted::new(&tokens, |token| !token.control);
-        let (mut last, mut longest_control) = ([false; 256], 0);
+        let (mut last, mut longest_control, mut inside) = ([false; 256], 0, String::new());
         for token in tokens.iter().filter(|token| token.control) {
+            let mut letters = token.text.chars();
+            letters.next();
+            letters.next_back();
+            inside.extend([letters.as_str(), "\n"]);
             last[token.text.as_bytes()[token.text.len() - 1] as usize] = true;
             longest_control = longest_control.max(token.text.len());
         }
-        Self { tokens, all, user_defined, last, longest_control }
+        Self { tokens, all, user_defined, last, longest_control, inside }
     }
 
     /// Cuts `text` at special tokens: leftmost first, and of those the longest. Control tokens count only with `control`,
@@ -121,6 +127,11 @@ impl SpecialTokens {
         let after = near_start && any(&|_, tail| text.starts_with(tail));
         let before = near_end && any(&|head, _| text.ends_with(head));
         (after, before)
+    }
+
+    /// Whether `text` could be the middle of a control token, its ends on either side.
+    pub fn could_fill(&self, text: &str) -> bool {
+        !text.is_empty() && text.len() < self.longest_control && self.inside.contains(text)
     }
 
     fn stands_free(&self, index: usize, text: &str, range: Range<usize>) -> bool {
@@ -240,5 +251,7 @@ mod tests {
         assert_eq!(tokens().could_complete("> quote"), (true, false));
         assert_eq!(tokens().could_complete("a <"), (false, true));
         assert_eq!(tokens().could_complete("a < b"), (false, false));
+        assert!(tokens().could_fill("s") && tokens().could_fill("mas"));
+        assert!(!tokens().could_fill("<s>") && !tokens().could_fill("") && !tokens().could_fill("sm"));
     }
 }

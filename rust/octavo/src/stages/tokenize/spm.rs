@@ -134,6 +134,10 @@ impl Spm {
         }
         let spelled: Option<Vec<u32>> = piece.bytes().map(|byte| self.bytes[byte as usize]).collect();
         match spelled {
+            // Bytes of the text, or of the sign that stands for a space in it.
+            Some(ids) if piece.len() == source.len() => {
+                (source.start..).zip(ids).for_each(|(at, id)| into.push(id, at..at + 1));
+            }
             Some(ids) => ids.into_iter().for_each(|id| into.push(id, source.clone())),
             None => self.unknown.into_iter().for_each(|id| into.push(id, source.clone())),
         }

@@ -53,11 +53,26 @@ pub enum Special {
 pub struct Encoding {
     /// The token ids.
     pub ids: Vec<u32>,
-    /// For each id its bytes in the text, which may be a part of a character; an empty range for tokens that were added.
+    /// For each id its bytes in the text; an empty range for tokens that were added. Of tokens that share a character each
+    /// has its own bytes of it; where a normaliser has changed the character, each has all of it.
     pub offsets: Vec<Range<usize>>,
 }
 
 impl Encoding {
+    /// For each id its characters in `text`, which is what was encoded. A character that several tokens share belongs to
+    /// each of them.
+    pub fn char_offsets(&self, text: &str) -> Vec<Range<usize>> {
+        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let chars = |range: &Range<usize>| {
+            let end = starts.partition_point(|&start| start < range.end);
+            match range.is_empty() {
+                true => end..end,
+                false => starts.partition_point(|&start| start <= range.start) - 1..end,
+            }
+        };
+        self.offsets.iter().map(chars).collect()
+    }
+
     pub(super) fn push(&mut self, id: u32, offsets: Range<usize>) {
         self.ids.push(id);
         self.offsets.push(offsets);
