@@ -51,7 +51,7 @@ fn main() {
             check(&mut sampler, &logits, &draw, &prompt);
             bench.line(name, &shape, work, || {
                 draw.position += 1;
-                sampler.draw(&logits, &draw)
+                sampler.draw(&logits, &draw, None)
             });
             if name == "top-p 0.95" {
                 bench.line("  the same by sorting", &shape, work, || {
@@ -70,7 +70,7 @@ fn check(sampler: &mut Sampler, logits: &[f32], draw: &Draw, prompt: &[u32]) {
     }
     let prompt = &prompt[..10];
     let draw = Draw { history: Some(Arc::new(TokenHistory::new(prompt))), ..draw.clone() };
-    let got = sampler.probabilities(logits, &draw).expect("tokens");
+    let got = sampler.probabilities(logits, &draw, None).expect("tokens");
     let want = naive::probabilities(logits, &draw, (prompt, &[]));
     for (got, want) in got.iter().zip(want) {
         assert!((f64::from(*got) - want).abs() < 1e-6, "{got}, not {want}");

@@ -59,6 +59,7 @@ impl World {
             wanted: Wanted::Tokens,
             seed: id,
             end_token_ids: Arc::new([]),
+            guide: None,
             priority: 0,
             deadline: None,
             cache_salt: Some("".into()),

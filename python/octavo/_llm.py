@@ -12,7 +12,7 @@ from octavo import _models
 from octavo._batch import run_batch, window
 from octavo._errors import InvalidRequestError
 from octavo._octavo import Engine, Result, Ticket
-from octavo._params import CallOptions, EngineConfig, SamplingParams
+from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_text
 from octavo._progress import Progress, bar_on_terminal
 from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, is_batch, to_chat, to_engine
 from octavo._score import Score, token_pairs
@@ -222,7 +222,7 @@ class LLM:
         try:
             return self._engine.submit(
                 to_engine(prompt, call.chat),
-                self._with_banned_ids(call.params_of(at or 0)),
+                self._prepared(call.params_of(at or 0)),
                 call.options,
                 every_token=every_token,
                 waker=waker,
@@ -232,10 +232,14 @@ class LLM:
                 raise
             raise InvalidRequestError(f"prompt {at} of the list: {error}") from None
 
+    def _prepared(self, params: SamplingParams) -> SamplingParams:
+        """Parameters as the engine takes them."""
+        if params.json_schema is not None:
+            params = replace(params, json_schema=schema_text(params.json_schema))
+        return params if params.bad_words is None else self._with_banned_ids(params)
+
     def _with_banned_ids(self, params: SamplingParams) -> SamplingParams:
         """``bad_words`` as token ids, each word with and without a space before it: the two are different tokens."""
-        if params.bad_words is None:
-            return params
         if not isinstance(params.bad_words, (list, tuple)):
             raise InvalidRequestError(f"bad_words must be a list of words, not a {type(params.bad_words).__name__}")
         banned: list[Sequence[int]] = []

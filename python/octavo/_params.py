@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from octavo._errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,8 +15,9 @@ class SamplingParams:
     """How tokens are chosen and when to stop. Checked when a request is made; an impossible value raises
     :class:`octavo.InvalidRequestError` with its name.
 
-    The steps run in this order: allowed and banned tokens, logit bias, penalties, temperature, ``min_p``, ``top_k``,
-    ``top_p``, then the draw. The same prompt, parameters and seed give the same tokens, whatever else is running.
+    The steps run in this order: the grammar's mask, allowed and banned tokens, logit bias, penalties, temperature,
+    ``min_p``, ``top_k``, ``top_p``, then the draw. The same prompt, parameters and seed give the same tokens, whatever
+    else is running.
     """
 
     temperature: float = 1.0
@@ -57,6 +62,28 @@ class SamplingParams:
     """The same for the tokens of the prompt."""
     skip_special_tokens: bool = True
     """Special tokens leave no text."""
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    """The answer is JSON that this schema (a dict, or JSON text) accepts; ``True`` and ``{}``: any JSON. At most one of
+    ``json_schema``, ``regex``, ``grammar`` and ``choice`` may be given. Where nothing can follow the answer ends with
+    ``"stop"``, also before ``min_tokens`` and with ``ignore_eos``; one that ``max_tokens`` cuts off is not complete."""
+    regex: str | None = None
+    """The whole answer matches this regular expression (Rust's syntax: no look-around, no back-references)."""
+    grammar: str | None = None
+    """The answer follows this grammar, in llguidance's variant of Lark; it begins at the rule ``start``."""
+    choice: Sequence[str] | None = None
+    """The answer is one of these texts."""
+
+
+def schema_text(schema: Any) -> str:
+    """A JSON schema as JSON text."""
+    if isinstance(schema, str):
+        return schema
+    if not isinstance(schema, (Mapping, bool)):
+        raise InvalidRequestError(f"json_schema must be a dict, JSON text or True, not a {type(schema).__name__}")
+    try:
+        return json.dumps(schema if isinstance(schema, bool) else dict(schema), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"json_schema must be made of JSON values: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

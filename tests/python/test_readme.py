@@ -19,9 +19,9 @@ def run(*command: str) -> str:
 def test_the_readmes_python_runs(smollm2: str) -> None:
     assert smollm2  # it is in the cache, so nothing is fetched here
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        assert "first token after" in run(sys.executable, "-c", block)
+    told = [run(sys.executable, "-c", block) for block in blocks]
+    assert "first token after" in told[0]
+    assert re.search(r"{'name': .+, 'age': \d+}\n (yes|no)\n", told[1])
 
 
 def test_the_bench_runs(smollm2: str) -> None:

@@ -75,7 +75,7 @@ fn probabilities_match() {
     assert!(cases.len() > 200);
     for case in cases {
         let draw = crate::draw(case.params, &case.prompt, &case.output);
-        let mut got = Sampler::new(case.logits.len()).probabilities(&case.logits, &draw).expect("tokens");
+        let mut got = Sampler::new(case.logits.len()).probabilities(&case.logits, &draw, None).expect("tokens");
         let mut want = case.probabilities;
         let kept = |p: &[f32]| p.iter().filter(|&&p| p > 0.0).count();
         assert_eq!(kept(&got), kept(&want), "{}: kept", case.name);

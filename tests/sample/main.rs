@@ -9,7 +9,7 @@ use std::sync::Arc;
 use octavo::execute::Draw;
 use octavo::request::SamplingParams;
 use octavo::sample::random::coin;
-use octavo::sample::{Sampler, TokenHistory};
+use octavo::sample::{Sampler, TokenHistory, TokenMask};
 
 /// A draw for these parameters, after these tokens.
 fn draw(params: SamplingParams, prompt: &[u32], output: &[u32]) -> Draw {
@@ -26,7 +26,7 @@ fn improbability(sampler: &mut Sampler, logits: &[f32], mut draw: Draw, probabil
     let mut drawn = vec![0usize; logits.len()];
     for position in 0..count {
         draw.position = position;
-        drawn[sampler.draw(logits, &draw).expect("a token").token_id as usize] += 1;
+        drawn[sampler.draw(logits, &draw, None).expect("a token").token_id as usize] += 1;
     }
     let (mut rare, mut terms) = ((0.0, 0.0), Vec::new());
     for (&got, &p) in drawn.iter().zip(probabilities) {
@@ -93,7 +93,7 @@ fn random_parameters_match_the_obvious_way() {
         draw.banned = (0..dice(case, 104, 3)).map(|i| dice(case, 110 + i, vocab) as u32).collect();
 
         let want = naive::probabilities(&logits, &draw, (&[1, 1, 4, 7], &output));
-        let got = sampler.probabilities(&logits, &draw).expect("some token is left");
+        let got = sampler.probabilities(&logits, &draw, None).expect("some token is left");
         for (id, (&got, &want)) in got.iter().zip(&want).enumerate() {
             let error = (f64::from(got) - want).abs();
             assert!(error < 1e-6, "case {case}: token {id} of {vocab}: {got}, not {want}\n{:?}", draw.params);
@@ -123,7 +123,7 @@ fn draws_follow_the_probabilities() {
 fn ties_go_to_the_smaller_id() {
     let logits = [1.0, 3.0, -0.0, 3.0, 0.0, 3.0];
     let keeps = |params: SamplingParams| {
-        let p = Sampler::new(6).probabilities(&logits, &draw(params, &[0], &[])).expect("tokens");
+        let p = Sampler::new(6).probabilities(&logits, &draw(params, &[0], &[]), None).expect("tokens");
         (0..6).filter(|&i| p[i] > 0.0).collect::<Vec<_>>()
     };
     let default = SamplingParams::default;
@@ -144,7 +144,7 @@ fn greedy_takes_no_coin_and_logprobs_are_raw() {
     let logits = [0.0f32, 2.0, 1.0];
     for position in 0..20 {
         draw.position = position;
-        let drawn = Sampler::new(3).draw(&logits, &draw).expect("a token");
+        let drawn = Sampler::new(3).draw(&logits, &draw, None).expect("a token");
         assert_eq!(drawn.token_id, 0);
         let logprobs = drawn.logprobs.expect("they were asked for");
         let ln_total = logits.iter().map(|l| l.exp()).sum::<f32>().ln();
@@ -161,7 +161,7 @@ fn a_used_sampler_draws_like_a_new_one() {
     for case in 0..200 {
         let draw = draw(any_params(case, vocab), &[1], &[2, 2]);
         let logits: Vec<f32> = (0..vocab).map(|i| (coin(case, i + 300) * 9.0) as f32).collect();
-        assert_eq!(used.draw(&logits, &draw), Sampler::new(vocab).draw(&logits, &draw), "case {case}");
+        assert_eq!(used.draw(&logits, &draw, None), Sampler::new(vocab).draw(&logits, &draw, None), "case {case}");
     }
 }
 
@@ -176,12 +176,14 @@ fn what_cannot_be_drawn_is_an_error_of_that_request() {
         for (bad, name) in [(f32::NAN, "NaN"), (-f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
             let mut logits = [0.5; 40];
             logits[37] = bad;
-            let error = sampler.draw(&logits, &draw(None, &[])).expect_err("no token");
+            let error = sampler.draw(&logits, &draw(None, &[]), None).expect_err("no token");
             assert!(error.contains("token 37") && error.contains(name), "{error}");
         }
-        assert!(sampler.draw(&[f32::NEG_INFINITY; 40], &draw(None, &[])).expect_err("no token").contains("masked"));
-        assert!(sampler.draw(&[0.5; 40], &draw(Some(vec![5, 9]), &[9, 5])).is_err());
-        let last_one = sampler.draw(&[0.5; 40], &draw(Some(vec![5, 9]), &[5])).expect("token 9 is left");
+        assert!(
+            sampler.draw(&[f32::NEG_INFINITY; 40], &draw(None, &[]), None).expect_err("no token").contains("masked")
+        );
+        assert!(sampler.draw(&[0.5; 40], &draw(Some(vec![5, 9]), &[9, 5]), None).is_err());
+        let last_one = sampler.draw(&[0.5; 40], &draw(Some(vec![5, 9]), &[5]), None).expect("token 9 is left");
         assert_eq!(last_one.token_id, 9);
     }
 }
@@ -200,7 +202,7 @@ fn extreme_numbers_stay_numbers() {
         ),
     ];
     for (logits, params) in cases {
-        let p = Sampler::new(4).probabilities(&logits, &draw(params.clone(), &[0], &[])).expect("tokens");
+        let p = Sampler::new(4).probabilities(&logits, &draw(params.clone(), &[0], &[]), None).expect("tokens");
         assert!((p.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{logits:?} {params:?}: {p:?}");
     }
 }
@@ -215,8 +217,33 @@ fn bad_words_ban_the_last_token_after_the_others() {
         (&[0], &[1, 2, 0], &[4]),
         (&[0], &[2, 2], &[2, 4]),
     ] {
-        let p = Sampler::new(6).probabilities(&[1.0; 6], &draw(params.clone(), prompt, output)).expect("tokens");
+        let p = Sampler::new(6).probabilities(&[1.0; 6], &draw(params.clone(), prompt, output), None).expect("tokens");
         let zero: Vec<usize> = (0..6).filter(|&i| p[i] == 0.0).collect();
         assert_eq!(zero, banned, "after {prompt:?} {output:?}");
+    }
+}
+
+#[test]
+fn a_mask_is_a_list_of_allowed_tokens() {
+    let vocab = 70;
+    for case in 0..200 {
+        let params = SamplingParams { allowed_token_ids: None, ..any_params(case, vocab) };
+        let logits: Vec<f32> = (0..vocab).map(|i| (coin(case, i + 900) * 9.0) as f32).collect();
+        let allowed: Vec<u32> = (0..vocab as u32).filter(|&id| coin(case, id as usize + 500) < 0.3).collect();
+        // Room for fewer tokens than there are logits, or for more: what there is no room for is masked.
+        let room = vocab - 6 + case as usize % 12;
+        let mut mask = TokenMask::none(room);
+        allowed.iter().for_each(|&id| mask.allow(id));
+        let allowed: Vec<u32> = allowed.into_iter().filter(|&id| mask.allows(id)).collect();
+        let listed = SamplingParams { allowed_token_ids: Some(allowed), ..params.clone() };
+        let mut sampler = Sampler::new(vocab);
+        let masked = draw(params, &[1], &[2, 2]);
+        let listed = draw(listed, &[1], &[2, 2]);
+        assert_eq!(
+            sampler.probabilities(&logits, &masked, Some(&mask)),
+            sampler.probabilities(&logits, &listed, None),
+            "case {case}"
+        );
+        assert_eq!(sampler.draw(&logits, &masked, Some(&mask)), sampler.draw(&logits, &listed, None), "case {case}");
     }
 }

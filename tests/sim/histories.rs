@@ -148,6 +148,7 @@ fn any_request(
         wanted,
         seed: coins.next(),
         end_token_ids: if coins.one_in(3) { [3].into() } else { Arc::default() },
+        guide: None,
         priority: coins.within(0, 2) as i32 - 1,
         deadline: coins.one_in(5).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
         cache_salt: coins.pick(&[Some(""), Some(""), Some("tenant"), None]).map(Arc::from),

@@ -241,6 +241,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: usize) -> Request {
         wanted: Wanted::Tokens,
         seed: 0,
         end_token_ids: Arc::default(),
+        guide: None,
         priority: 0,
         deadline: None,
         cache_salt: Some("".into()),

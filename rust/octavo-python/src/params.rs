@@ -5,7 +5,7 @@ use std::time::Duration;
 use octavo::engine::Options;
 use octavo::engine::config::{Device, EngineConfig};
 use octavo::load::WeightDtype;
-use octavo::request::{SamplingParams, Wanted};
+use octavo::request::{Constraint, SamplingParams, Wanted};
 use octavo_kernels::CacheDtype;
 use pyo3::prelude::*;
 
@@ -91,8 +91,29 @@ fn read_sampling_params(fields: &Fields<'_, '_>) -> Result<(SamplingParams, usiz
         logprobs: fields.whole_or_none("logprobs")?,
         prompt_logprobs: fields.whole_or_none("prompt_logprobs")?,
         skip_special_tokens: fields.flag("skip_special_tokens")?,
+        constraint: constraint(fields)?,
     };
     Ok((params, fields.whole("n")?))
+}
+
+fn constraint(fields: &Fields<'_, '_>) -> Result<Option<Constraint>, String> {
+    let text = |name| fields.get::<Option<String>>(name, "a str that is valid Unicode, or None");
+    let choices: Option<Vec<String>> = fields.get("choice", "a sequence of str, or None")?;
+    let given = [
+        text("json_schema")?.map(Constraint::JsonSchema),
+        text("regex")?.map(Constraint::Regex),
+        text("grammar")?.map(Constraint::Lark),
+        choices.map(Constraint::Choice),
+    ];
+    let mut given: Vec<Constraint> = given.into_iter().flatten().collect();
+    if given.len() > 1 {
+        let names: Vec<_> = given.iter().map(Constraint::name).collect();
+        return Err(format!(
+            "at most one of json_schema, regex, grammar and choice may be given, not {}",
+            names.join(" and ")
+        ));
+    }
+    Ok(given.pop())
 }
 
 /// What a call wants back: `score_from` is the first token of the prompt to be scored.

@@ -20,7 +20,7 @@ pub fn sampling_probabilities<'py>(
     output_token_ids: Vec<u32>,
 ) -> PyResult<Bound<'py, PyByteArray>> {
     let (logits, draw) = task(logits, params, &prompt_token_ids, &output_token_ids)?;
-    let found = py.detach(|| Sampler::new(logits.len()).probabilities(&logits, &draw)).map_err(invalid)?;
+    let found = py.detach(|| Sampler::new(logits.len()).probabilities(&logits, &draw, None)).map_err(invalid)?;
     Ok(PyByteArray::new(py, &found.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<_>>()))
 }
 
@@ -39,7 +39,7 @@ pub fn sample<'py>(
         let mut sampler = Sampler::new(logits.len());
         let mut ids = Vec::new();
         for _ in 0..draws {
-            ids.extend(sampler.draw(&logits, &draw)?.token_id.to_le_bytes());
+            ids.extend(sampler.draw(&logits, &draw, None)?.token_id.to_le_bytes());
             draw.position += 1;
         }
         Ok::<_, String>(ids)

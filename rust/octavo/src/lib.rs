@@ -15,6 +15,7 @@ pub mod sequence; // a request being worked on: counters and blocks
 pub mod kv; // who owns which block of the KV cache
 pub mod schedule; // conducts queue → prefill → decode, one batch per step
 pub mod sample; // from logits to a token
+pub mod grammar; // what an answer is held to: schemas, regexes, grammars, choices
 pub mod model; // one decoder, many families
 pub mod load; // the only reader of model files
 pub mod execute; // runs a batch

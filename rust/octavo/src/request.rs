@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::grammar::Guide;
+
 /// A moment on the engine's monotonic clock, in nanoseconds since the engine started. The pure parts of the engine get
 /// it as an argument; only `engine/` reads a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +71,62 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<usize>,
     /// Special tokens leave no text.
     pub skip_special_tokens: bool,
+    /// What the answer is held to.
+    pub constraint: Option<Constraint>,
+}
+
+/// What an answer is held to. Its end tokens can be drawn exactly where it may end; where nothing can follow, it ends, also
+/// before `min_tokens` and with `ignore_eos`. An answer that `max_tokens` cuts off need not be complete.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Constraint {
+    /// A JSON schema, as JSON; `true` and `{}` stand for any JSON.
+    JsonSchema(String),
+    /// A regular expression that the whole answer matches.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+impl Constraint {
+    /// The parameter's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::JsonSchema(_) => "json_schema",
+            Self::Regex(_) => "regex",
+            Self::Lark(_) => "grammar",
+            Self::Choice(_) => "choice",
+        }
+    }
+
+    /// Bytes of all its texts.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(choices) => choices.iter().map(String::len).sum(),
+        }
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        let name = self.name();
+        if self.bytes() > MAX_CONSTRAINT_BYTES {
+            return Err(format!("{name} has {} bytes, at most {MAX_CONSTRAINT_BYTES} are taken", self.bytes()));
+        }
+        match self {
+            Self::Choice(choices) if choices.is_empty() => {
+                Err("choice is empty: there is nothing to choose from".into())
+            }
+            Self::Choice(choices) => match choices.iter().position(String::is_empty) {
+                Some(i) => Err(format!("choice[{i}] is an empty string, which no token can stand for")),
+                None => Ok(()),
+            },
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) if text.trim_ascii().is_empty() => {
+                Err(format!("{name} is an empty text"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Default for SamplingParams {
@@ -94,6 +152,7 @@ impl Default for SamplingParams {
             logprobs: None,
             prompt_logprobs: None,
             skip_special_tokens: true,
+            constraint: None,
         }
     }
 }
@@ -104,6 +163,8 @@ pub const MAX_LOGPROBS: usize = 64;
 pub const MAX_STOP_STRINGS: usize = 64;
 /// See [`MAX_STOP_STRINGS`].
 pub const MAX_STOP_BYTES: usize = 4096;
+/// The longest schema, regex or grammar, and the most text of all choices together.
+pub const MAX_CONSTRAINT_BYTES: usize = 512 << 10;
 
 impl SamplingParams {
     /// Checks every value against what is possible for a vocabulary of `vocab` tokens. The error names the parameter,
@@ -139,6 +200,7 @@ impl SamplingParams {
                 return Err(format!("{name} may be at most {MAX_LOGPROBS}, not {}", asked.unwrap_or(0)));
             }
         }
+        self.constraint.as_ref().map_or(Ok(()), Constraint::validate)?;
         self.validate_stops()?;
         self.validate_token_ids(vocab)
     }
@@ -234,6 +296,8 @@ pub struct Request {
     pub seed: u64,
     /// The model's own end tokens, empty with `ignore_eos`. With `params.stop_token_ids` they end the generation.
     pub end_token_ids: Arc<[u32]>,
+    /// Leads it through `params.constraint`.
+    pub guide: Option<Arc<Guide>>,
     /// Higher goes first.
     pub priority: i32,
     /// When it stops being worth anything.
@@ -272,7 +336,7 @@ pub enum StopReason {
     StopToken(u32),
     /// One of `stop`.
     StopString(String),
-    /// The request wanted no tokens (logits): it is complete.
+    /// It is complete: it wanted no tokens (logits), or nothing can follow in its grammar.
     Complete,
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use super::outlet::Outlet;
+use crate::grammar::{Grammars, Guide};
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
 use crate::schedule::{SchedulerConfig, SchedulerStats};
@@ -175,6 +176,7 @@ pub struct Engine {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) end_token_ids: Arc<[u32]>,
+    pub(super) grammars: Grammars,
     /// No text longer than this fits, whatever it says.
     pub(super) most_prompt_bytes: usize,
 }
@@ -252,8 +254,22 @@ impl Engine {
             return Err(SubmitError::Invalid(what));
         }
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
+        let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
         self.enter(options.choices)?;
-        Ok(self.send(ids, params, options, begun))
+        Ok(self.send(ids, params, guides, options, begun))
+    }
+
+    /// A guide for each choice, if the answer is held to something.
+    fn guides(&self, params: &SamplingParams, options: &Options) -> Result<Vec<Arc<Guide>>, String> {
+        match &params.constraint {
+            Some(constraint) if options.wanted == Wanted::Tokens => {
+                let grammar = self.grammars.compile(constraint)?;
+                let own: &[u32] = if params.ignore_eos { &[] } else { &self.end_token_ids };
+                let ends: Arc<[u32]> = own.iter().chain(&params.stop_token_ids).copied().collect();
+                (0..options.choices).map(|_| self.grammars.guide(&grammar, ends.clone())).collect()
+            }
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Takes `count` places, or none.
@@ -265,7 +281,14 @@ impl Engine {
         entered.map(drop).map_err(|live| SubmitError::QueueFull { live, most })
     }
 
-    fn send(&self, prompt: Arc<[u32]>, params: SamplingParams, options: Options, begun: Time) -> Ticket {
+    fn send(
+        &self,
+        prompt: Arc<[u32]>,
+        params: SamplingParams,
+        guides: Vec<Arc<Guide>>,
+        options: Options,
+        begun: Time,
+    ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
         let cache_salt = self.namespace(&options, first);
         let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
@@ -282,6 +305,7 @@ impl Engine {
                 wanted: options.wanted,
                 seed: self.seed(&params, first, index),
                 end_token_ids: end_token_ids.clone(),
+                guide: guides.get(index).cloned(),
                 priority: options.priority,
                 deadline: options.deadline.map(|span| {
                     let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);

@@ -20,6 +20,7 @@ use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;
 use crate::execute::machine::free_memory_bytes;
 use crate::execute::memory::{MemoryPlan, MemoryRequest};
+use crate::grammar::Grammars;
 use crate::load::{ModelFiles, WeightDtype};
 use crate::model::weights::{self, MatrixBytes};
 use crate::model::{Decoder, Model, Weights};
@@ -59,6 +60,7 @@ pub fn open(
             next_id: AtomicU64::new(0),
             seed: config.seed,
             limits: loaded.limits,
+            grammars: Grammars::new(loaded.tokenizer.clone(), loaded.facts.vocab, loaded.end_token_ids.clone()),
             facts: loaded.facts,
             tokenizer: loaded.tokenizer,
             template: loaded.template,

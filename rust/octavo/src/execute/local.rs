@@ -1,10 +1,12 @@
 //! A model over a backend, in this process.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use octavo_kernels::Backend;
 
-use super::{Batch, Entry, EntryOutput, Executor, LogitRows, StepOutput};
+use super::{Batch, Draw, Entry, EntryOutput, Executor, LogitRows, StepOutput};
+use crate::grammar::{Guide, Next};
 use crate::model::Decoder;
 use crate::model::decoder::LOGIT_ROWS;
 use crate::sample::{Sampler, check_numbers, logprobs};
@@ -109,7 +111,26 @@ fn finish_row(
         output.prompt_logprobs.push(logprobs::of(logits, next, alternatives));
     }
     if let Some(draw) = entry.draw.as_ref().filter(|_| last && output.drawn.is_none()) {
-        output.drawn = Some(sampler.draw(logits, draw));
+        match &entry.guide {
+            None => output.drawn = Some(sampler.draw(logits, draw, None)),
+            Some(guide) => draw_guided(sampler, guide, draw, logits, output),
+        }
+    }
+}
+
+/// A draw from what a grammar allows. The next mask is computed from here on, while other rows are drawn and other work is
+/// done, up to the next draw of this sequence.
+fn draw_guided(sampler: &mut Sampler, guide: &Arc<Guide>, draw: &Draw, logits: &[f32], output: &mut EntryOutput) {
+    output.drawn = match guide.next() {
+        Next::Tokens(mask) => Some(sampler.draw(logits, draw, Some(&mask))),
+        Next::Failed(why) => Some(Err(why)),
+        Next::Complete => {
+            output.complete = true;
+            None
+        }
+    };
+    if let Some(Ok(drawn)) = &output.drawn {
+        guide.advance(drawn.token_id);
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{Segment, StepInput};
 
+use crate::grammar::Guide;
 use crate::request::{RequestId, SamplingParams, TokenLogprobs, Wanted};
 use crate::sample::TokenHistory;
 
@@ -67,6 +68,8 @@ pub struct Entry {
     pub id: RequestId,
     /// Draw a token after the last row (every known token has been run). `None` for a chunk that does not end the prompt.
     pub draw: Option<Draw>,
+    /// Knows which tokens a draw may give. Asked when the logits are there, told what was drawn.
+    pub guide: Option<Arc<Guide>>,
     /// Log-probabilities of the prompt tokens that follow this segment's rows, with so many alternatives. The tokens are
     /// `prompt_next`, one per row but for the last row of the prompt, which has none.
     pub prompt_logprobs: Option<usize>,
@@ -126,6 +129,8 @@ pub struct StepOutput {
 pub struct EntryOutput {
     /// The drawn token, if one was to be drawn; or why there is none: that request's error, nobody else's.
     pub drawn: Option<Result<Drawn, String>>,
+    /// A token was to be drawn and there is none: the grammar is complete, and nothing can follow.
+    pub complete: bool,
     /// As asked by `prompt_logprobs`.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// As asked by `logits`: rows of `vocab` values.

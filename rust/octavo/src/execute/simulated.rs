@@ -164,6 +164,7 @@ impl Simulated {
         };
         EntryOutput {
             drawn: entry.draw.as_ref().map(|draw| Ok(self.draw(draw, last))),
+            complete: false,
             prompt_logprobs: match entry.prompt_logprobs {
                 None => Vec::new(),
                 Some(top) => {

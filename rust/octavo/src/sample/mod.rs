@@ -4,7 +4,8 @@
 //! The steps, in this order (vLLM's):
 //!
 //! 1. logits that are NaN or +∞ are that request's error; −∞ is a token that the model itself rules out
-//! 2. `allowed_token_ids`, tokens that may not be drawn yet, `bad_words` → −∞
+//! 2. what the request's grammar does not allow here (the mask), `allowed_token_ids`, tokens that may not be drawn yet,
+//!    `bad_words` → −∞
 //! 3. `logit_bias` is added
 //! 4. `repetition_penalty` (prompt and output), then `frequency_penalty` and `presence_penalty` (output only)
 //! 5. `temperature` divides; 0 takes the largest logit here and skips the rest
@@ -20,6 +21,7 @@ use crate::execute::{Draw, Drawn};
 
 mod filter; // temperature, min-p, top-k, top-p, and the pick among what they keep
 mod history; // the tokens before a draw
+mod mask; // which tokens may be drawn
 pub mod logprobs; // log-probabilities and ranks of raw logits
 mod penalties; // what changes single logits: masks, bias, penalties
 pub mod random; // coins
@@ -27,6 +29,7 @@ mod select; // the largest values, without sorting
 mod softmax; // exp, and sums in one order
 
 pub use history::TokenHistory;
+pub use mask::TokenMask;
 
 /// Draws tokens. Owns the scratch memory for one vocabulary, so a draw allocates nothing (but the log-probabilities it
 /// returns).
@@ -43,10 +46,10 @@ impl Sampler {
         Self { adjusted: Vec::with_capacity(vocab), kept: filter::Kept::new(vocab) }
     }
 
-    /// Chooses a token from `logits` (raw, one per token of the vocabulary). The error is this request's alone: logits
+    /// Chooses a token from `logits` (raw, one per token of the vocabulary), where there is a `mask` one of its tokens. The error is this request's alone: logits
     /// that are no numbers, or no token left to draw.
-    pub fn draw(&mut self, logits: &[f32], draw: &Draw) -> Result<Drawn, String> {
-        let token_id = match self.keep(logits, draw)? {
+    pub fn draw(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Drawn, String> {
+        let token_id = match self.keep(logits, draw, mask)? {
             Choice::Greedy(token_id) => token_id,
             Choice::Among(kept) => kept.pick(random::coin(draw.seed, draw.position)),
         };
@@ -55,9 +58,9 @@ impl Sampler {
     }
 
     /// The probability with which [`draw`](Self::draw) gives each token, by the same steps.
-    pub fn probabilities(&mut self, logits: &[f32], draw: &Draw) -> Result<Vec<f32>, String> {
+    pub fn probabilities(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Vec<f32>, String> {
         let mut probabilities = vec![0.0; logits.len()];
-        match self.keep(logits, draw)? {
+        match self.keep(logits, draw, mask)? {
             Choice::Greedy(token_id) => probabilities[token_id as usize] = 1.0,
             Choice::Among(kept) => kept.probabilities(&mut probabilities),
         }
@@ -65,13 +68,13 @@ impl Sampler {
     }
 
     /// Everything but the coin.
-    fn keep(&mut self, logits: &[f32], draw: &Draw) -> Result<Choice<'_>, String> {
+    fn keep(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Choice<'_>, String> {
         check_numbers(logits)?;
-        let adjusted = penalties::adjust(logits, draw, &mut self.adjusted);
+        let adjusted = penalties::adjust(logits, draw, mask, &mut self.adjusted);
         let max = select::max(adjusted);
         if max == f32::NEG_INFINITY {
-            return Err("no token is left to draw: every one is masked by the model, allowed_token_ids, bad_words or \
-                        min_tokens"
+            return Err("no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, \
+                        bad_words or min_tokens"
                 .into());
         }
         if draw.params.temperature == 0.0 {

@@ -1,6 +1,6 @@
 //! What changes the logits of single tokens: masks, bias and penalties.
 
-use super::TokenHistory;
+use super::{TokenHistory, TokenMask};
 use crate::execute::Draw;
 use crate::request::SamplingParams;
 
@@ -8,9 +8,10 @@ use crate::request::SamplingParams;
 /// Costs one copy of the vocabulary; the rest is per token that changes.
 ///
 /// A token that the model has no logit for is passed over: it could not be drawn anyway.
-pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, scratch: &'a mut Vec<f32>) -> &'a [f32] {
+pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>, scratch: &'a mut Vec<f32>) -> &'a [f32] {
     let params = &*draw.params;
-    if !params.needs_history()
+    if mask.is_none()
+        && !params.needs_history()
         && params.allowed_token_ids.is_none()
         && params.logit_bias.is_empty()
         && draw.banned.is_empty()
@@ -18,8 +19,11 @@ pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, scratch: &'a mut Vec<f32>) -> 
         return logits;
     }
     copy_allowed(logits, params.allowed_token_ids.as_deref(), scratch);
+    if let Some(mask) = mask {
+        mask.apply(scratch);
+    }
     for &token in draw.banned.iter() {
-        mask(scratch, token);
+        forbid(scratch, token);
     }
     for &(token, bias) in &params.logit_bias {
         change(scratch, token, |logit| logit + f64::from(bias));
@@ -51,7 +55,7 @@ fn mask_bad_words(logits: &mut [f32], params: &SamplingParams, history: &TokenHi
         if let Some((&last, before)) = word.split_last()
             && history.ends_with(before)
         {
-            mask(logits, last);
+            forbid(logits, last);
         }
     }
 }
@@ -72,7 +76,7 @@ fn penalise(logits: &mut [f32], params: &SamplingParams, history: &TokenHistory)
     }
 }
 
-fn mask(logits: &mut [f32], token: u32) {
+fn forbid(logits: &mut [f32], token: u32) {
     if let Some(logit) = logits.get_mut(token as usize) {
         *logit = f32::NEG_INFINITY;
     }

@@ -41,6 +41,7 @@ fn entry(sequence: &Sequence) -> Entry {
     Entry {
         id: request.id,
         draw: (last && request.wanted == Wanted::Tokens).then(|| sequence.draw()),
+        guide: request.guide.clone(),
         prompt_logprobs: request.params.prompt_logprobs.filter(|_| !prompt_next.is_empty()),
         prompt_next,
         logits: if gives_rows || request.wanted == Wanted::LastLogits {

@@ -193,6 +193,10 @@ impl Scheduler {
         if sequence.unread() > 0 {
             return;
         }
+        if output.complete {
+            sequence.ending = Some(Finish::Stop(StopReason::Complete));
+            return;
+        }
         if sequence.request.wanted == Wanted::Tokens {
             let Some(Ok(drawn)) = output.drawn else { unreachable!("a token was to be drawn") };
             sequence.push(drawn.token_id, now);

@@ -211,6 +211,11 @@ impl Tokenizer {
         matches!(self.vocabulary.kind(id), Kind::Control | Kind::Unknown)
     }
 
+    /// Whether it is a piece of text: neither special nor unused.
+    pub(crate) fn is_text(&self, id: u32) -> bool {
+        matches!(self.vocabulary.kind(id), Kind::Normal | Kind::Byte | Kind::UserDefined)
+    }
+
     /// Whether it is a fall-back token for a single byte.
     pub(crate) fn is_byte(&self, id: u32) -> bool {
         self.vocabulary.kind(id) == Kind::Byte
