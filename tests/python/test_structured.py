@@ -92,7 +92,7 @@ term: NUMBER | "(" start ")"
 NUMBER: /[1-9][0-9]{0,2}/
 """
 GGUF = ["gguf/llama-q8_0.gguf", "gguf/qwen2-q5_1.gguf", "gguf/gemma3-q8_0.gguf"]
-MODELS = [*GGUF, "tiny/llama-tied-rope3/f32", "tiny/gemma3/f32"]
+MODELS = [*GGUF, "tiny/llama-tied-rope3/f32", "tiny/gemma3/bf16"]
 SEEDS = [(seed, temperature) for seed in range(4) for temperature in (0.0, 0.7, 1.5)]
 
 
