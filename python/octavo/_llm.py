@@ -125,7 +125,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template_content_format: str = "auto",
+        chat_template_content_format: str | None = None,
         **overrides: Any,
     ) -> Result: ...
     @overload
@@ -144,7 +144,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template_content_format: str = "auto",
+        chat_template_content_format: str | None = None,
         **overrides: Any,
     ) -> list[Result]: ...
     @overload
@@ -281,7 +281,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template_content_format: str = "auto",
+        chat_template_content_format: str | None = None,
     ) -> tuple[str, list[int]]:
         """The text that a chat template makes of messages, and the token ids :meth:`generate` would run.
 
@@ -300,7 +300,8 @@ class LLM:
             chat_template_content_format: What becomes of a content that is a list of parts, ``[{"type": "text",
                 "text": …}]``. ``"auto"``: the template gets the list if it walks through contents, and otherwise the
                 texts, joined with line ends; parts that no text stands in are refused. ``"string"``: always the texts.
-                ``"openai"``: always the list, as transformers does, whatever the template makes of it.
+                ``"openai"``: always the list, as transformers does, whatever the template makes of it. ``None``: as
+                ``"auto"`` for the model's own template, as ``"openai"`` for one that is passed.
 
         Raises:
             InvalidRequestError: The template refuses the conversation or fails; or it asks for too much.

@@ -49,7 +49,7 @@ class ChatOptions:
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
-    chat_template_content_format: str = "auto"
+    chat_template_content_format: str | None = None
 
 
 _DEFAULTS = ChatOptions()
@@ -112,8 +112,14 @@ def to_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Chat
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
         chat_template=template,
-        content_format=options.chat_template_content_format,
+        content_format=_content_format(options),
     )
+
+
+def _content_format(options: ChatOptions) -> str:
+    if options.chat_template_content_format is None:
+        return "auto" if options.chat_template is None else "openai"
+    return options.chat_template_content_format
 
 
 def _mappings(name: str, values: Any) -> list[dict[str, Any]]:

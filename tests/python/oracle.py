@@ -219,7 +219,6 @@ def _rendered(llm: octavo.LLM, inputs: Any, case: Any, template: str) -> dict[st
                 add_generation_prompt=case["add_generation_prompt"],
                 chat_template=template,
                 chat_template_kwargs={**tokens, **case.get("variables", {})},
-                chat_template_content_format="openai",
             )
     except octavo.InvalidRequestError as error:
         return {"error": str(error)}

@@ -65,7 +65,9 @@ def test_contents_may_be_lists_of_parts(llm: octavo.LLM, tiny: octavo.LLM) -> No
         llm.generate([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
     walks = "{% for p in messages[0].content %}<{{ p.text }}>{% endfor %}"
     assert tiny.render(parts, chat_template=walks)[0] == "<Hello><there>"
-    as_it_is = tiny.render(parts, chat_template="{{ messages[0].content }}", chat_template_content_format="openai")
+    as_it_is = tiny.render(parts, chat_template="{{ messages[0].content }}")
+    joined = tiny.render(parts, chat_template="{{ messages[0].content }}", chat_template_content_format="auto")
+    assert joined[0] == "Hello\nthere"
     assert as_it_is[0].startswith("[{'type': 'text', 'text': 'Hello'}")
 
 
