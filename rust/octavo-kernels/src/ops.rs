@@ -157,6 +157,15 @@ pub enum CacheDtype {
 }
 
 impl CacheDtype {
+    /// As settings spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {

@@ -53,13 +53,13 @@ fn dtype(fields: &Fields<'_, '_>) -> Result<WeightDtype, String> {
     WeightDtype::from_name(&name).ok_or_else(|| format!("dtype must be {wanted}, not {name:?}"))
 }
 
-fn kv_cache_dtype(fields: &Fields<'_, '_>) -> Result<CacheDtype, String> {
+fn kv_cache_dtype(fields: &Fields<'_, '_>) -> Result<Option<CacheDtype>, String> {
     let wanted = "'auto', 'f32', 'f16' or 'bf16'";
     match fields.get::<String>("kv_cache_dtype", wanted)?.as_str() {
-        "auto" => Ok(CacheDtype::default()),
-        "f32" => Ok(CacheDtype::F32),
-        "f16" => Ok(CacheDtype::F16),
-        "bf16" => Ok(CacheDtype::Bf16),
+        "auto" => Ok(None),
+        "f32" => Ok(Some(CacheDtype::F32)),
+        "f16" => Ok(Some(CacheDtype::F16)),
+        "bf16" => Ok(Some(CacheDtype::Bf16)),
         other => Err(format!("kv_cache_dtype must be {wanted}, not {other:?}")),
     }
 }

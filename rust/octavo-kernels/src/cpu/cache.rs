@@ -1,4 +1,5 @@
-//! The paged KV cache: `[layer][block][k|v][kv_head][block_size · head_dim]`.
+//! The paged KV cache: `[block][layer][k|v][kv_head][block_size · head_dim]`. Blocks come first, because memory is the
+//! system's until it is written: a short sequence makes a few blocks resident, and not a page of every layer.
 //!
 //! Within a block and head, values lie as `[position][head_dim]`, and keys in tiles of 16 positions, transposed:
 //! `[tile][head_dim][16]`. So the scores of 16 positions are 16 lanes that walk the head's components together, with no
@@ -39,7 +40,7 @@ impl Cache {
                 "attention heads of {head_dim} components: at least 16 are needed"
             )));
         }
-        let (what, lens) = ("the KV cache", [layers, blocks, 2, kv_heads, block_size, head_dim]);
+        let (what, lens) = ("the KV cache", [blocks, layers, 2, kv_heads, block_size, head_dim]);
         let values = match dtype {
             CacheDtype::F32 => Values::F32(Array::new(what, &lens)?),
             CacheDtype::F16 => Values::F16(Array::new(what, &lens)?),
@@ -102,7 +103,7 @@ fn half_block(shape: &CacheShape, layer: usize, block: usize, half: Half, head: 
         layer < layers && block < blocks && head < kv_heads,
         "layer {layer}, block {block}, head {head} of {shape:?}"
     );
-    (((layer * blocks + block) * 2 + half as usize) * kv_heads + head) * block_size * head_dim
+    (((block * layers + layer) * 2 + half as usize) * kv_heads + head) * block_size * head_dim
 }
 
 /// One layer, to read.

@@ -21,8 +21,8 @@ pub struct EngineConfig {
     pub device: Device,
     /// What weights are run as.
     pub dtype: WeightDtype,
-    /// How keys and values are stored.
-    pub kv_cache_dtype: CacheDtype,
+    /// How keys and values are stored; `None`: see [`MatrixBytes::cache_dtype`](crate::model::weights::MatrixBytes).
+    pub kv_cache_dtype: Option<CacheDtype>,
     /// Bytes for the KV cache.
     pub kv_cache_bytes: Option<u64>,
     /// Positions in a block; a multiple of 16.
@@ -51,7 +51,7 @@ impl Default for EngineConfig {
         Self {
             device: Device::Cpu,
             dtype: WeightDtype::Auto,
-            kv_cache_dtype: CacheDtype::F32,
+            kv_cache_dtype: None,
             kv_cache_bytes: None,
             block_size: 16,
             max_model_len: None,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use octavo_kernels::cpu::{CpuBackend, CpuConfig};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
-use octavo_kernels::{Backend, StepLimits};
+use octavo_kernels::{Backend, CacheDtype, StepLimits};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts, Message, Shared};
@@ -157,7 +157,7 @@ impl Loader {
         let model = Model::of(&files)?;
         let matrices = weights::check(&files, &model)?;
         let _ = self.news.send(News::Progress(0, matrices.stored));
-        let plan = self.plan_memory(&model, matrices.packed)?;
+        let plan = self.plan_memory(&model, &matrices)?;
         let limits = SchedulerConfig {
             max_num_seqs: self.config.max_num_seqs,
             max_num_batched_tokens: self.config.batched_tokens(),
@@ -190,15 +190,19 @@ impl Loader {
         Ok((Loaded { limits, facts, tokenizer: Arc::new(tokenizer), template, end_token_ids }, scheduler, executor))
     }
 
-    fn plan_memory(&self, model: &Model, weights_bytes: u64) -> Result<MemoryPlan, LoadError> {
+    fn plan_memory(&self, model: &Model, matrices: &MatrixBytes) -> Result<MemoryPlan, LoadError> {
+        let dtype = match self.config.device {
+            Device::Cpu => matrices.cache_dtype(),
+            Device::Reference => CacheDtype::F32,
+        };
         let request = MemoryRequest {
             free_bytes: free_memory_bytes(),
-            weights_bytes,
+            weights_bytes: matrices.packed,
             max_num_batched_tokens: self.config.batched_tokens(),
             max_num_seqs: self.config.max_num_seqs,
             max_model_len: self.config.max_model_len,
             block_size: self.config.block_size,
-            kv_cache_dtype: self.config.kv_cache_dtype,
+            kv_cache_dtype: self.config.kv_cache_dtype.unwrap_or(dtype),
             kv_cache_bytes: self.config.kv_cache_bytes,
         };
         MemoryPlan::new(&model.spec, &request)

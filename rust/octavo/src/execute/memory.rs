@@ -193,14 +193,14 @@ fn fit_len(
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CacheShape { layers, blocks, block_size, .. } = self.cache;
+        let CacheShape { layers, blocks, block_size, dtype, .. } = self.cache;
         if let Some(free) = self.free_bytes {
             writeln!(f, "free      {:>10}", Bytes(free))?;
         }
         writeln!(f, "weights   {:>10}", Bytes(self.weights_bytes))?;
         writeln!(f, "buffers   {:>10}", Bytes(self.workspace_bytes))?;
         write!(f, "KV cache  {:>10}", Bytes(self.cache.bytes() as u64))?;
-        write!(f, "  {blocks} blocks of {block_size} tokens")?;
+        write!(f, "  {}, {blocks} blocks of {block_size} tokens", dtype.name())?;
         if self.groups.windows.len() > 1 {
             write!(f, " for {layers} layers ({} groups of layers)", self.groups.windows.len())?;
         }

@@ -8,7 +8,7 @@ use octavo_kernels::CacheDtype;
 use super::files::{Config, ModelFiles};
 use super::tensors::Tensor;
 use crate::error::LoadError;
-use crate::model::{LayerGroups, Model};
+use crate::model::{LayerGroups, Model, weights};
 
 /// Positions for which the KV cache's bytes are computed, so that they divide evenly.
 const BLOCK: usize = 16;
@@ -60,6 +60,8 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
     let files = ModelFiles::open(path)?;
     let model = Model::of(&files)?;
     let spec = &model.spec;
+    // Of a file with missing or broken weights everything else can still be shown.
+    let cache_dtype = weights::check(&files, &model).map_or(CacheDtype::F32, |matrices| matrices.cache_dtype());
     let words = Words::of(&files)?;
     Ok(Inspection {
         architecture: files.architecture()?.to_owned(),
@@ -79,8 +81,8 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
         bos: words.bos,
         eos: words.eos,
         file_bytes: files.tensors.file_bytes(),
-        kv_bytes_per_token: (LayerGroups::new(spec, 0).cache_shape(spec, 1, BLOCK, CacheDtype::default()).block_bytes()
-            / BLOCK) as u64,
+        kv_bytes_per_token: (LayerGroups::new(spec, 0).cache_shape(spec, 1, BLOCK, cache_dtype).block_bytes() / BLOCK)
+            as u64,
     })
 }
 

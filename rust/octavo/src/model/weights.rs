@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::Path;
 
 use octavo_kernels::cpu::pack::packed_bytes;
-use octavo_kernels::{Backend, BackendError, DType, Weight};
+use octavo_kernels::{Backend, BackendError, CacheDtype, DType, Weight};
 
 use super::families::{ExpertNames, Model, WeightNames};
 use super::spec::{DecoderSpec, Experts, QkNorm};
@@ -92,6 +92,16 @@ pub struct MatrixBytes {
     pub packed: u64,
     /// Those that are not run as the type they are stored in.
     pub converted: Vec<Converted>,
+    /// Some are run in a type of quantised blocks.
+    pub quantised: bool,
+}
+
+impl MatrixBytes {
+    /// How keys and values are stored unless told otherwise. Where products are rounded to 8 bits anyway, half precision
+    /// adds nothing that shows, and attention has half as much to read.
+    pub fn cache_dtype(&self) -> CacheDtype {
+        if self.quantised { CacheDtype::F16 } else { CacheDtype::F32 }
+    }
 }
 
 /// Matrices that are stored in one type and run as another.
@@ -176,6 +186,7 @@ impl MatrixBytes {
     fn add(&mut self, stored_as: DType, run_as: DType, stored: u64, packed: u64) {
         self.stored += stored;
         self.packed += packed;
+        self.quantised |= !run_as.is_dense();
         if stored_as == run_as {
             return;
         }
