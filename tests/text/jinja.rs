@@ -11,10 +11,12 @@ fn render(source: &str) -> Result<String, ChatError> {
 }
 
 fn check(cases: &[(&str, &str)]) {
-    for (source, want) in cases {
+    let differs = |(source, want): &(&str, &str)| {
         let found = render(source).unwrap_or_else(|error| error.to_string());
-        assert_eq!(found, *want, "{source}");
-    }
+        (found != *want).then(|| format!("{source}\n   found  {found:?}\n   wanted {want:?}"))
+    };
+    let differences: Vec<String> = cases.iter().filter_map(differs).collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
 #[test]
@@ -24,6 +26,9 @@ fn items_and_attributes() {
         ("{{ [1, 2][-1] }}{{ [1][5] is undefined }}{{ {'a': 1}['b'] is undefined }}", "2TrueTrue"),
         ("{{ [1, 2, 3][1.0] is undefined }}{{ {1: 2}[1.0] }}{{ {(1, 2): 3}[(1, 2)] }}", "True23"),
         ("{% set k = 'role' %}{{ messages[0][k] }}{{ messages[-1]['ro' ~ 'le'] }}", "useruser"),
+        ("{{ 'abcde'[::-2] }}{{ 'aéb'[1:] }}{{ 'abc'[-2:9] }}{{ 'abc'[2:0:-1] }}{{ 'abc'[2:1] }}", "ecaébbccb"),
+        ("{{ [1, 2, 3][::-1] }}{{ (1, 2, 3)[1:] }}{{ range(9)[2:7:2] | list }}{{ [][1:] }}", "[3, 2, 1](2, 3)[2, 4, 6][]"),
+        ("{% set d = {'a': [1, 2] | map('string')} %}{{ d.a | list }}{{ {'b': range(2)}['b'] | list }}", "['1', '2'][0, 1]"),
         ("{{ messages[0] | attr('role') is undefined }}", "True"),
         ("{% set n = namespace(a=1) %}{{ n | attr('a') }}", "1"),
         ("{% for a in [1] %}{{ loop | attr('index') }}{% endfor %}", "1"),

@@ -1,10 +1,10 @@
 //! Jinja's filters and functions, where the engine lacks one or has it in another way.
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, filters, functions};
 
 use super::format;
-use super::python::{pay_for_bytes, pay_for_item, plain_map, to_str};
+use super::python::{pay_for_bytes, pay_for_item, to_str};
 use super::strings::{self, is_space};
 
 /// Adds all of them to an environment.
@@ -19,6 +19,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("format", format::filter);
     environment.add_filter("int", int);
     environment.add_filter("join", join);
+    environment.add_filter("map", map);
     environment.add_filter("sum", sum);
     environment.add_filter("trim", trim);
     environment.add_filter("truncate", truncate);
@@ -26,22 +27,23 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("wordcount", |text: &str| text.split_whitespace().count());
     environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     environment.add_function("dict", dict);
-    environment.add_function("namespace", |state: &mut State, first: Option<Value>, named: Kwargs| {
-        Value::from_function(functions::namespace).call(state, &[dict(first, named)?])
+    environment.add_function("namespace", |first: Option<Value>, named: Kwargs| {
+        functions::namespace(Some(dict(first, named)?.into()))
     });
 }
 
-/// An attribute; the members of a dictionary are none.
+/// An attribute. The members of a dictionary are none; those of the engine's own objects, which look like one, are.
 fn attr(value: &Value, name: &Value) -> Result<Value, Error> {
-    let dictionary = value.kind() == ValueKind::Map && plain_map(value);
+    let own = |kind: &str| kind.ends_with("::Namespace") || kind.ends_with("::Loop");
+    let dictionary = value.kind() == ValueKind::Map && !value.as_object().is_some_and(|object| own(object.type_name()));
     if dictionary { Ok(Value::UNDEFINED) } else { value.get_item(name) }
 }
 
 fn dict(first: Option<Value>, named: Kwargs) -> Result<Value, Error> {
     let pairs = first.as_ref().filter(|first| matches!(first.kind(), ValueKind::Seq | ValueKind::Iterable));
     let Some(pairs) = pairs else { return functions::dict(first, named) };
-    let pairs: Value = pairs.try_iter()?.map(pair).collect::<Result<_, Error>>()?;
-    functions::dict(Some(pairs), named)
+    let pairs: Vec<_> = pairs.try_iter()?.map(pair).collect::<Result<_, _>>()?;
+    functions::dict(Some(Value::from_pairs(pairs)), named)
 }
 
 fn pair(value: Value) -> Result<(Value, Value), Error> {
@@ -60,6 +62,10 @@ fn int(
     options: Kwargs,
 ) -> Result<Value, Error> {
     let default = default.or(options.get::<Option<Value>>("default")?).unwrap_or_else(|| Value::from(0));
+    let endless = |text: &str| text.trim_matches(is_space).parse::<f64>().is_ok_and(|number| !number.is_finite());
+    if value.as_str().is_some_and(endless) {
+        return Ok(default);
+    }
     filters::int(state, &numeral(value), Some(default), base, options)
 }
 
@@ -78,6 +84,26 @@ fn numeral(value: &Value) -> Value {
     };
     let parts: Vec<&str> = text.split('_').collect();
     Value::from(if inside(&parts) { parts.concat() } else { text.to_owned() })
+}
+
+/// The engine's, and with named arguments for the filter that it applies.
+fn map(state: &mut State, values: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let (positional, named): (&[Value], Kwargs) = from_args(&args)?;
+    let name = positional.first().and_then(Value::as_str);
+    let (Some(name), false) = (name, named.has("attribute") || named.args().next().is_none()) else {
+        return filters::map(state, values, Rest(args.into_iter().map(Into::into).collect())).map(Value::from);
+    };
+    let mut mapped = Vec::new();
+    for value in values.try_iter()? {
+        pay_for_item(state, 0)?;
+        pay_for_bytes(state, value.as_str().map_or(0, str::len))?;
+        let args: Vec<Value> = [value].into_iter().chain(args[1..].iter().cloned()).collect();
+        let value = state.apply_filter(name, &args)?;
+        pay_for_bytes(state, value.as_str().map_or(0, str::len))?;
+        mapped.push(value);
+    }
+    Ok(mapped.into())
 }
 
 /// The sum of numbers or lists: Python, too, adds no texts.
@@ -101,7 +127,7 @@ fn sum(
                     items.push(item);
                 }
             }
-            Ok(if start.is_tuple() { Value::from_object(minijinja::value::Tuple::new(items)) } else { items.into() })
+            Ok(if start.is_tuple() { Value::from_object(Tuple::new(items)) } else { items.into() })
         }
         ValueKind::Number | ValueKind::Bool => filters::sum(state, values, attribute, Some(start), options),
         other => Err(Error::new(ErrorKind::InvalidOperation, format!("can only sum numbers and lists, not a {other}"))),

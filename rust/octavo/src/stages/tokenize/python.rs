@@ -5,7 +5,7 @@ use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
 use super::marker::is_placeholder;
-use super::{bounds, filters, format, strings};
+use super::{bounds, filters, format, strings, subscripts};
 
 /// Deeper values are refused: printing them recurses.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -15,8 +15,6 @@ const ITEM_FUEL: u64 = 8;
 /// How many bytes one unit of fuel copies, and how many it quotes.
 const COPIED_PER_FUEL: u64 = 64;
 const QUOTED_PER_FUEL: u64 = 16;
-/// How many bytes of a text one unit looks through.
-const SOUGHT_PER_FUEL: u64 = 1024;
 
 /// Adds all of it to an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
@@ -26,7 +24,8 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.remove_global("debug");
     environment.add_filter(bounds::BOUNDED, bounds::bounded);
     environment.add_filter(bounds::PERCENT, format::percent);
-    environment.add_function(bounds::ITEM, item);
+    environment.add_function(bounds::ITEM, subscripts::item);
+    environment.add_function(bounds::SLICE, subscripts::slice);
     filters::add_to(environment);
     environment.set_unknown_method_callback(method);
     environment.set_formatter(print);
@@ -142,7 +141,7 @@ fn sorted(state: &State, value: &Value, depth: usize) -> Result<Value, Error> {
             let mut keys: Vec<Value> = value.try_iter()?.collect();
             keys.sort();
             let pair = |key: Value| Ok((key.clone(), sorted(state, &value.get_item(&key)?, depth + 1)?));
-            keys.into_iter().map(pair).collect()
+            Ok(Value::from_pairs(keys.into_iter().map(pair).collect::<Result<Vec<_>, Error>>()?))
         }
         ValueKind::Seq | ValueKind::Iterable => {
             let items = value.try_iter()?.map(|item| sorted(state, &item, depth + 1)).collect::<Result<Vec<_>, _>>()?;
@@ -150,19 +149,6 @@ fn sorted(state: &State, value: &Value, depth: usize) -> Result<Value, Error> {
         }
         _ => Ok(value.clone()),
     }
-}
-
-/// `value[key]`.
-fn item(state: &State, value: &Value, key: &Value) -> Result<Value, Error> {
-    if let Some(text) = value.as_str() {
-        state.consume_fuel(text.len() as u64 / SOUGHT_PER_FUEL)?;
-    }
-    let by_number = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::String);
-    // No letter and no item has a number with a point, not even `1.0`.
-    if by_number && key.is_number() && !key.is_integer() {
-        return Ok(Value::UNDEFINED);
-    }
-    value.get_item(key)
 }
 
 /// A dictionary, not an object of the engine (a namespace, a macro) that merely looks like one.

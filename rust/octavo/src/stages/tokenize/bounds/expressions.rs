@@ -4,8 +4,8 @@ use minijinja::Error;
 use minijinja::machinery::ast::{BinOp, BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, IfExpr, UnaryOpKind};
 
 use super::{
-    BOUNDED, BOUNDED_FILTER, CHOOSING_FILTERS, COMPARING_METHODS, ITEM, NEAR, PERCENT, SHALLOW_FILTERS, SHALLOW_TESTS, Use,
-    WALKING_FILTERS, WRITTEN_FILTER, Writer,
+    BOUNDED, BOUNDED_FILTER, CHOOSING_FILTERS, COMPARING_METHODS, ITEM, NEAR, PERCENT, SHALLOW_FILTERS, SHALLOW_TESTS, SLICE,
+    Use, WALKING_FILTERS, WRITTEN_FILTER, Writer,
 };
 
 impl Writer {
@@ -46,13 +46,16 @@ impl Writer {
                 self.put(&[if near { "]" } else { ")" }]);
             }
             Expr::Slice(slice) => {
-                self.bounded(&slice.expr, Use::Looked)?;
-                self.put(&["["]);
-                for (n, part) in [&slice.start, &slice.stop, &slice.step].into_iter().enumerate() {
-                    self.put(&[if n == 0 { "" } else { ":" }]);
-                    part.as_ref().map_or(Ok(()), |part| self.expression(part))?;
+                self.put(&[SLICE, "("]);
+                self.expression(&slice.expr)?;
+                for part in [&slice.start, &slice.stop, &slice.step] {
+                    self.put(&[", "]);
+                    match part {
+                        Some(part) => self.expression(part)?,
+                        None => self.put(&["none"]),
+                    }
                 }
-                self.put(&["]"]);
+                self.put(&[")"]);
             }
             Expr::Call(call) => self.call(call)?,
             Expr::Filter(_) => {

@@ -27,6 +27,8 @@ const WRITTEN_FILTER: &str = " | octavo_bounded(true)";
 
 /// Looks up an item. A text is paid for: finding a letter in it takes as long as it is.
 pub(super) const ITEM: &str = "octavo_item";
+/// Cuts out a part, for the same reason.
+pub(super) const SLICE: &str = "octavo_slice";
 /// Indices that need no looking for.
 const NEAR: std::ops::Range<i64> = 0..1_000;
 

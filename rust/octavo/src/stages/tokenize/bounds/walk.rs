@@ -91,6 +91,6 @@ impl Walk<'_> {
             changed |= new.is_some();
             pairs.push((key, new.unwrap_or(member)));
         }
-        Ok(changed.then(|| pairs.into_iter().collect()))
+        Ok(changed.then(|| Value::from_pairs(pairs)))
     }
 }
