@@ -27,8 +27,14 @@ fn items_and_attributes() {
         ("{{ [1, 2, 3][1.0] is undefined }}{{ {1: 2}[1.0] }}{{ {(1, 2): 3}[(1, 2)] }}", "True23"),
         ("{% set k = 'role' %}{{ messages[0][k] }}{{ messages[-1]['ro' ~ 'le'] }}", "useruser"),
         ("{{ 'abcde'[::-2] }}{{ 'aéb'[1:] }}{{ 'abc'[-2:9] }}{{ 'abc'[2:0:-1] }}{{ 'abc'[2:1] }}", "ecaébbccb"),
-        ("{{ [1, 2, 3][::-1] }}{{ (1, 2, 3)[1:] }}{{ range(9)[2:7:2] | list }}{{ [][1:] }}", "[3, 2, 1](2, 3)[2, 4, 6][]"),
-        ("{% set d = {'a': [1, 2] | map('string')} %}{{ d.a | list }}{{ {'b': range(2)}['b'] | list }}", "['1', '2'][0, 1]"),
+        (
+            "{{ [1, 2, 3][::-1] }}{{ (1, 2, 3)[1:] }}{{ range(9)[2:7:2] | list }}{{ [][1:] }}",
+            "[3, 2, 1](2, 3)[2, 4, 6][]",
+        ),
+        (
+            "{% set d = {'a': [1, 2] | map('string')} %}{{ d.a | list }}{{ {'b': range(2)}['b'] | list }}",
+            "['1', '2'][0, 1]",
+        ),
         ("{{ messages[0] | attr('role') is undefined }}", "True"),
         ("{% set n = namespace(a=1) %}{{ n | attr('a') }}", "1"),
         ("{% for a in [1] %}{{ loop | attr('index') }}{% endfor %}", "1"),
@@ -36,9 +42,15 @@ fn items_and_attributes() {
             "{% for g in [{'a': 1, 'b': 2}, {'a': 1, 'b': 3}] | groupby('a') %}{{ g.grouper }}{{ g.list }}{{ g[0] }}{% endfor %}",
             "1[{'a': 1, 'b': 2}, {'a': 1, 'b': 3}]1",
         ),
-        ("{% for k, v in [{'a': 1}, {'a': 2}, {'a': 1}] | groupby('a') %}{{ k }}{{ v | length }} {% endfor %}", "12 21 "),
+        (
+            "{% for k, v in [{'a': 1}, {'a': 2}, {'a': 1}] | groupby('a') %}{{ k }}{{ v | length }} {% endfor %}",
+            "12 21 ",
+        ),
         ("{{ 'x' is sequence }}{{ {} is sequence }}{{ range(3) is sequence }}{{ u is sequence }}", "TrueTrueTrueTrue"),
-        ("{{ [1] is sequence }}{{ ([1] + [2]) is sequence }}{{ 1 is sequence }}{{ none is sequence }}", "TrueTrueFalseFalse"),
+        (
+            "{{ [1] is sequence }}{{ ([1] + [2]) is sequence }}{{ 1 is sequence }}{{ none is sequence }}",
+            "TrueTrueFalseFalse",
+        ),
     ]);
 }
 
@@ -62,14 +74,20 @@ fn methods_of_texts() {
         ("{{ 'Straße ς ı İ'.casefold() }}", "strasse σ ı i̇"),
         ("{{ 'a\\x0bb\\u2028c\\r\\nd\\x1ce\\x85'.splitlines() }}", "['a', 'b', 'c', 'd', 'e']"),
         ("{{ 'a\\r\\nb\\n\\nc'.splitlines(true) }}", "['a\\r\\n', 'b\\n', '\\n', 'c']"),
-        ("{{ 'abc'.startswith('b', 1) }}{{ 'abc'.startswith('b', 2) }}{{ 'abc'.endswith('b', 0, 2) }}", "TrueFalseTrue"),
+        (
+            "{{ 'abc'.startswith('b', 1) }}{{ 'abc'.startswith('b', 2) }}{{ 'abc'.endswith('b', 0, 2) }}",
+            "TrueFalseTrue",
+        ),
         ("{{ 'abc'.startswith(('x', 'a')) }}{{ 'abc'.startswith(('x', 'b'), 1) }}", "TrueTrue"),
         ("{{ 'abcb'.find('b', 2) }}{{ 'abcb'.find('b', 2, 3) }}{{ 'abcb'.rfind('b', 0, -1) }}", "3-11"),
         ("{{ 'abcb'.count('b', 2) }}{{ 'abcb'.index('b', -1) }}{{ ''.find('', 1) }}{{ 'a'.find('', 1) }}", "13-11"),
         ("{{ 'Ab C1'.istitle() }}{{ 'ab'.istitle() }}{{ '12'.isdecimal() }}", "TrueFalseTrue"),
         ("{{ 'a_1'.isidentifier() }}{{ '1a'.isidentifier() }}{{ 'a\tb'.expandtabs(4) }}|", "TrueFalsea   b|"),
         ("{{ [1].copy() }}{{ {'a': 1}.copy() }}", "[1]{'a': 1}"),
-        (r"{{ '\/' }}|{{ 'a\/b' }}|{{ '\\/' }}|{{ '\U0001F642' }}|{{ '\\U0001F642' }}|\/", r"\/|a\/b|\/|🙂|\U0001F642|\/"),
+        (
+            r"{{ '\/' }}|{{ 'a\/b' }}|{{ '\\/' }}|{{ '\U0001F642' }}|{{ '\\U0001F642' }}|\/",
+            r"\/|a\/b|\/|🙂|\U0001F642|\/",
+        ),
     ]);
 }
 
@@ -80,7 +98,10 @@ fn texts_with_places() {
         ("{{ 7 % 4 }}{% set n = 9 %}{{ n % 5 }}{{ n % n }}{{ 7.5 % 2 }}", "3401.5"),
         ("{% set f = '%s and %s' %}{{ f % ('a', n) }}|{{ '%5.1f|' % 2.25 }}{{ '%-4s|' % 'x' }}", "a and |  2.2|x   |"),
         ("{{ '%s %s' | format('x', [1]) }}{{ '%(a)s' | format(a=1) }}", "x [1]1"),
-        ("{{ '{0} {1} {a}'.format(1, 2, a=3) }}{{ '{:>4}|{:.2f}'.format('x', 1.5) }}{{ '{{}}'.format() }}", "1 2 3   x|1.50{}"),
+        (
+            "{{ '{0} {1} {a}'.format(1, 2, a=3) }}{{ '{:>4}|{:.2f}'.format('x', 1.5) }}{{ '{{}}'.format() }}",
+            "1 2 3   x|1.50{}",
+        ),
     ]);
 }
 
@@ -96,7 +117,15 @@ fn filters() {
         ("{{ [('a', 1), ('b', 'x y')] | urlencode }}", "a=1&b=x+y"),
         ("{{ {'b': 1, 'a': {'d': 1, 'c': (2,)}} | pprint }}", "{'a': {'c': (2,), 'd': 1}, 'b': 1}"),
         ("{{ '<a>' | forceescape }}", "&lt;a&gt;"),
-        ("{{ [[1], [2]] | sum(start=[]) }}{{ [1, 2] | sum(start=3) }}{{ [{'a': 1}, {'a': 2}] | sum('a') }}", "[1, 2]63"),
+        (
+            "{{ 'a\n\nb' | indent }}|{{ 'a\nb\n' | indent('>>', true) }}|{{ '' | indent(2, true) }}|",
+            "a\n\n    b|>>a\n>>b\n|  |",
+        ),
+        ("{{ 'a\n\nb' | indent(width=1, blank=true) }}|{{ 'a\nb' | indent(1, false, true) }}", "a\n \n b|a\n b"),
+        (
+            "{{ [[1], [2]] | sum(start=[]) }}{{ [1, 2] | sum(start=3) }}{{ [{'a': 1}, {'a': 2}] | sum('a') }}",
+            "[1, 2]63",
+        ),
         ("{{ [{'a': 1}, {'a': 2}] | sum(attribute='a', start=1) }}{{ [] | sum }}{{ [1.5] | sum }}", "401.5"),
         ("{{ [1, 'a', none] | join('-') }}{{ [] | join }}{{ 'abc' | join('.') }}", "1-a-Nonea.b.c"),
     ]);

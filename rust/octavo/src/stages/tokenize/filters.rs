@@ -17,6 +17,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         filters::escape(state, &text)
     });
     environment.add_filter("format", format::filter);
+    environment.add_filter("indent", indent);
     environment.add_filter("int", int);
     environment.add_filter("join", join);
     environment.add_filter("map", map);
@@ -52,6 +53,32 @@ fn pair(value: Value) -> Result<(Value, Value), Error> {
         (Some(first), Some(second), None) => Ok((first, second)),
         _ => Err(Error::new(ErrorKind::InvalidOperation, "wanted pairs of a name and a value")),
     }
+}
+
+fn indent(state: &State, text: &Value, args: Rest<Value>, options: Kwargs) -> Result<String, Error> {
+    let option = |n: usize, name: &str| -> Result<Option<Value>, Error> {
+        Ok(args.get(n).cloned().or(options.get::<Option<Value>>(name)?))
+    };
+    let width = option(0, "width")?.unwrap_or_else(|| Value::from(4));
+    let first = option(1, "first")?.is_some_and(|first| first.is_true());
+    let blank = option(2, "blank")?.is_some_and(|blank| blank.is_true());
+    options.assert_all_used()?;
+    let text = to_str(state, text)? + "\n";
+    let (wide, times) = match width.as_str() {
+        Some(width) => (width, 1),
+        None => (" ", usize::try_from(width.clone())?),
+    };
+    let ends = text.chars().filter(|&letter| strings::ends_line(letter)).count();
+    pay_for_bytes(state, ends.saturating_mul(wide.len().saturating_mul(times) + 64))?;
+    let (indent, mut out) = (wide.repeat(times), String::new());
+    for (n, line) in strings::lines(&text, false).into_iter().enumerate() {
+        out.push_str(if n == 0 { "" } else { "\n" });
+        if if n == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(&indent);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 fn int(

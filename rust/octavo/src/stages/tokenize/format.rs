@@ -54,7 +54,8 @@ fn check_widths<'a>(style: FormatStyle, places: impl Iterator<Item = &'a str>) -
     for place in places {
         let specification = match style {
             FormatStyle::Printf => {
-                let place = if place.starts_with('(') { place.split_once(')').map_or("", |(_, rest)| rest) } else { place };
+                let place =
+                    if place.starts_with('(') { place.split_once(')').map_or("", |(_, rest)| rest) } else { place };
                 place.split(|letter: char| letter.is_alphabetic()).next()
             }
             FormatStyle::StrFormat => place.split_once(':').map(|(_, rest)| rest.split('}').next().unwrap_or(rest)),

@@ -33,8 +33,8 @@ pub(super) fn method(state: &mut State, text: &str, name: &str, args: &[Value]) 
                 None => tuple("", "", text),
             }
         }
-        "split" => return split(text, args, Python::Split).map(Some),
-        "rsplit" => return split(text, args, Python::Rsplit).map(Some),
+        "split" => return split(state, text, args, Python::Split).map(Some),
+        "rsplit" => return split(state, text, args, Python::Rsplit).map(Some),
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;
             Value::from(text.strip_prefix(prefix).unwrap_or(text))
@@ -57,7 +57,9 @@ pub(super) fn method(state: &mut State, text: &str, name: &str, args: &[Value]) 
         "startswith" | "endswith" | "count" if args.len() > 1 => {
             let (wanted, start, end): (Value, Option<i64>, Option<i64>) = from_args(args)?;
             match part(text, start, end) {
-                Some((_, part)) => return unknown_method_callback(state, &Value::from(part), name, &[wanted]).map(Some),
+                Some((_, part)) => {
+                    return unknown_method_callback(state, &Value::from(part), name, &[wanted]).map(Some);
+                }
                 None if name == "count" => Value::from(0),
                 None => Value::from(false),
             }
@@ -77,22 +79,26 @@ pub(super) fn method(state: &mut State, text: &str, name: &str, args: &[Value]) 
             Value::from(if name == "ljust" { format!("{text}{padding}") } else { format!("{padding}{text}") })
         }
         "swapcase" => {
-            let swap = |letter: char| match letter.is_uppercase() {
-                true => letter.to_lowercase().collect::<String>(),
-                false => letter.to_uppercase().collect(),
-            };
-            Value::from(text.chars().map(swap).collect::<String>())
+            let mut out = String::with_capacity(text.len());
+            for letter in text.chars() {
+                match letter.is_uppercase() {
+                    true => out.extend(letter.to_lowercase()),
+                    false => out.extend(letter.to_uppercase()),
+                }
+            }
+            Value::from(out)
         }
         "format" => return format::method(state, text, args).map(Some),
         "casefold" => {
-            // `ı` alone has no lower case that its upper case leads back to.
-            let fold = |letter: char| -> String {
+            let mut out = String::with_capacity(text.len());
+            for letter in text.chars() {
                 match letter {
-                    'ı' => letter.to_string(),
-                    _ => letter.to_uppercase().flat_map(char::to_lowercase).collect(),
+                    // Its upper case does not lead back to it.
+                    'ı' => out.push(letter),
+                    _ => out.extend(letter.to_uppercase().flat_map(char::to_lowercase)),
                 }
-            };
-            Value::from(text.chars().map(fold).collect::<String>())
+            }
+            Value::from(out)
         }
         "title" => Value::from(title(text)),
         "istitle" => Value::from(text.chars().any(char::is_alphabetic) && title(text) == text),
@@ -107,6 +113,7 @@ pub(super) fn method(state: &mut State, text: &str, name: &str, args: &[Value]) 
         }
         "splitlines" => {
             let (keep,): (Option<bool>,) = from_args(args)?;
+            pay_for_parts(state, text.chars().filter(|&letter| ends_line(letter)).count())?;
             lines(text, keep.unwrap_or(false)).into_iter().map(Value::from).collect()
         }
         _ => return Ok(None),
@@ -132,7 +139,7 @@ enum Python {
     Rsplit,
 }
 
-fn split(text: &str, args: &[Value], from: Python) -> Result<Value, Error> {
+fn split(state: &State, text: &str, args: &[Value], from: Python) -> Result<Value, Error> {
     let (separator, most, options): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
     let most = most.or(options.get::<Option<i64>>("maxsplit")?).unwrap_or(-1);
     let separator = separator.or(options.get::<Option<Value>>("sep")?).filter(|value| !value.is_none());
@@ -142,6 +149,7 @@ fn split(text: &str, args: &[Value], from: Python) -> Result<Value, Error> {
         Some(separator) => {
             let separator = separator.as_str().filter(|separator| !separator.is_empty());
             let separator = separator.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "empty separator"))?;
+            pay_for_parts(state, text.matches(separator).count().min(most))?;
             match from {
                 Python::Split => text.splitn(most + 1, separator).collect(),
                 Python::Rsplit => {
@@ -151,9 +159,16 @@ fn split(text: &str, args: &[Value], from: Python) -> Result<Value, Error> {
                 }
             }
         }
-        None => split_at_spaces(text, most, from),
+        None => {
+            pay_for_parts(state, text.chars().filter(|&letter| is_space(letter)).count().min(most))?;
+            split_at_spaces(text, most, from)
+        }
     };
     Ok(parts.into_iter().map(Value::from).collect())
+}
+
+fn pay_for_parts(state: &State, parts: usize) -> Result<(), Error> {
+    state.consume_fuel(parts as u64 / 2)
 }
 
 fn split_at_spaces(text: &str, most: usize, from: Python) -> Vec<&str> {
@@ -199,7 +214,11 @@ fn title(text: &str) -> String {
     let mut after_letter = false;
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
-        if after_letter { out.extend(letter.to_lowercase()) } else { out.extend(letter.to_uppercase()) }
+        if after_letter {
+            out.extend(letter.to_lowercase())
+        } else {
+            out.extend(letter.to_uppercase())
+        }
         after_letter = letter.is_alphabetic();
     }
     out
@@ -228,13 +247,18 @@ fn expand_tabs(state: &State, text: &str, size: usize) -> Result<String, Error> 
     Ok(out)
 }
 
+/// What ends a line in Python's strings.
+pub(super) fn ends_line(letter: char) -> bool {
+    matches!(letter, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
 /// Lines as Python's strings know them.
-fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
-    let ends = |letter: char| matches!(letter, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let (mut rest, mut lines) = (text, Vec::new());
     while !rest.is_empty() {
-        let line = rest.find(ends).unwrap_or(rest.len());
-        let end = if rest[line..].starts_with("\r\n") { 2 } else { rest[line..].chars().next().map_or(0, char::len_utf8) };
+        let line = rest.find(ends_line).unwrap_or(rest.len());
+        let end =
+            if rest[line..].starts_with("\r\n") { 2 } else { rest[line..].chars().next().map_or(0, char::len_utf8) };
         lines.push(&rest[..if keep_ends { line + end } else { line }]);
         rest = &rest[line + end..];
     }
