@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
+from uuid import uuid4
 
 from octavo import _models
 from octavo._batch import naming, run_batch, window
@@ -101,6 +102,7 @@ class LLM:
             seed=seed,
         )
         self._progress = progress
+        self._prefix_caching = enable_prefix_caching
         self._path = _models.resolve(model, progress=progress)
         with bar_on_terminal("load", progress, unit="B") as report:
             self._engine = Engine.load(self._path, config, report)
@@ -332,8 +334,9 @@ class LLM:
         """How likely each continuation is after the prompt, and whether greedy decoding would write it.
 
         The prompt is computed once, and the continuations after it together. Text after text is split into tokens as
-        one, as evaluation harnesses do it: spaces that end the prompt belong to the continuation, and its tokens are
-        those of the whole beyond as many as the prompt alone has.
+        one, as evaluation harnesses do it: white space that ends the prompt belongs to the continuation, and its tokens
+        are those of the whole beyond as many as the prompt alone has; where that leaves none, because one token holds
+        the end of one and the other, the two are split apart.
 
         Args:
             prompt: Text, messages (the continuations are what the assistant says), or token ids.
@@ -344,7 +347,9 @@ class LLM:
             InvalidRequestError: A continuation is empty, or too long for the model.
         """
         pairs = token_pairs(self._engine, prompt, continuations)
-        params, options = SamplingParams(prompt_logprobs=0), CallOptions(cache_salt=cache_salt)
+        # Without prefix caching the continuations share among themselves, and with no other call.
+        salt = cache_salt if self._prefix_caching else uuid4().hex
+        params, options = SamplingParams(prompt_logprobs=1), CallOptions(cache_salt=salt)
 
         def submit(i: int) -> Ticket:
             before, after = pairs[i]
