@@ -98,7 +98,7 @@ fn directive(text: &str) -> Result<usize, String> {
 /// A token of the vocabulary by its name or number: answers are made of text.
 fn special(text: &str) -> Result<usize, String> {
     match text[1..].find(|c: char| c.is_whitespace() || "<>".contains(c)) {
-        Some(end) if end > 0 && text[1..].as_bytes()[end] == b'>' => {
+        Some(end) if end > 0 && text.as_bytes()[1 + end] == b'>' => {
             Err(format!("{}: special tokens cannot be written in a grammar", &text[..end + 2]))
         }
         _ => Ok(1),
