@@ -13,6 +13,7 @@ import asyncio
 import random
 import statistics
 import time
+from itertools import pairwise
 
 import octavo
 
@@ -51,7 +52,7 @@ def arrivals(llm: octavo.LLM, arguments: argparse.Namespace) -> None:
         called, times = time.perf_counter(), []
         async for _ in llm.astream(prompt, GREEDY, max_tokens=arguments.output):
             times.append(time.perf_counter())
-        return times[0] - called, [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return times[0] - called, [later - earlier for earlier, later in pairwise(times)]
 
     async def everybody() -> list[tuple[float, list[float]]]:
         return await asyncio.gather(*map(one, starts, prompts))
