@@ -65,7 +65,7 @@ def arrivals(llm: octavo.LLM, arguments: argparse.Namespace) -> None:
 
 
 def shared_prefix(llm: octavo.LLM, tokens: int) -> None:
-    """Sixteen new tokens after a prefix that is there, after nothing, and after one that sixteen callers bring at once."""
+    """Sixteen new tokens after a prefix that is there, after nothing, and after one that sixteen bring at once."""
     chance = random.Random(1)
     later, alone = [], []
     for _ in range(5):
