@@ -31,7 +31,7 @@ fn main() {
     let shape = format!("{blocks} blocks ({tokens} tokens)");
     let (ids, keys) = (Work::cache(4 * blocks), Work::cache(size_of::<PrefixKey>() * blocks));
 
-    let mut kv = KvCache::new(bench.size(100_000, 100), KvLayout::new(BLOCK_SIZE), true);
+    let mut kv = KvCache::new(bench.size(100_000, 100), KvLayout::new(BLOCK_SIZE));
     let mut table = kv.table();
     bench.line("take and give back", &shape, ids, || {
         assert!(kv.grow(&mut table, tokens, NOW));
@@ -54,10 +54,10 @@ fn main() {
         kv.share(&mut table, &found, NOW);
         kv.release(&mut table, NOW)
     });
-    kv.check([].into_iter());
+    kv.check([].into_iter(), [].into_iter());
 
     // A pool with nothing but remembered blocks: whoever takes some makes others forgotten.
-    let mut full = KvCache::new(4 * blocks, KvLayout::new(BLOCK_SIZE), true);
+    let mut full = KvCache::new(4 * blocks, KvLayout::new(BLOCK_SIZE));
     let generations: Vec<Vec<PrefixKey>> = (0..8).map(|i| names(1 + i * 1_000_000, blocks)).collect();
     let mut turn = 0;
     let mut replace = || {
@@ -68,5 +68,5 @@ fn main() {
     (0..generations.len()).for_each(|_| _ = replace());
     bench.line("evict, publish, give back", &shape, keys, replace);
     assert_eq!((full.pool().free(), full.pool().idle()), (0, 4 * blocks), "all is remembered");
-    full.check([].into_iter());
+    full.check([].into_iter(), [].into_iter());
 }

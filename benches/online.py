@@ -2,8 +2,8 @@
 
     python benches/online.py [MODEL] [--rate 0.5] [--seconds 60] [--prompt 128] [--output 64] [--seed 0] [--tiny]
 
-Arrivals are a Poisson process. Times are the caller's, taken where the chunks arrive: to the first token from the moment
-of the call, and between tokens. Then what a shared prefix is worth: to one who comes later, and to many who come at once.
+Arrivals are a Poisson process. Times are the caller's, taken where the chunks arrive: to the first token from the
+moment of the call, and between tokens. Then what a shared prefix is worth: to one who comes later, and to many at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import random
 import statistics
 import time
+from itertools import pairwise
 
 import octavo
 
@@ -51,7 +52,7 @@ def arrivals(llm: octavo.LLM, arguments: argparse.Namespace) -> None:
         called, times = time.perf_counter(), []
         async for _ in llm.astream(prompt, GREEDY, max_tokens=arguments.output):
             times.append(time.perf_counter())
-        return times[0] - called, [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return times[0] - called, [later - earlier for earlier, later in pairwise(times)]
 
     async def everybody() -> list[tuple[float, list[float]]]:
         return await asyncio.gather(*map(one, starts, prompts))
@@ -64,9 +65,9 @@ def arrivals(llm: octavo.LLM, arguments: argparse.Namespace) -> None:
 
 
 def shared_prefix(llm: octavo.LLM, tokens: int) -> None:
-    """Sixteen new tokens after a prefix that is there; after nothing; and after one that sixteen callers bring at once."""
+    """Sixteen new tokens after a prefix that is there, after nothing, and after one that sixteen bring at once."""
     chance = random.Random(1)
-    later, alone, together = [], [], []
+    later, alone = [], []
     for _ in range(5):
         prefix = fresh(llm, tokens, chance)
         llm.generate(prefix, GREEDY, max_tokens=1)
@@ -79,8 +80,8 @@ def shared_prefix(llm: octavo.LLM, tokens: int) -> None:
     begun = time.perf_counter()
     llm.generate([prefix + fresh(llm, 16, chance) for _ in range(16)], GREEDY, max_tokens=1)
     together = time.perf_counter() - begun
-    computed = llm.stats().tokens_computed - before
-    print(f"16 at once after {tokens} new ones: {1e3 * together:.0f} ms, {computed} tokens computed of {16 * (tokens + 16)}")
+    computed, asked = llm.stats().tokens_computed - before, 16 * (tokens + 16)
+    print(f"16 at once after {tokens} new ones: {1e3 * together:.0f} ms, {computed} tokens computed of {asked}")
 
 
 def first_token(llm: octavo.LLM, prompt: list[int]) -> float:

@@ -35,7 +35,6 @@ impl World {
             max_model_len: PROMPT + MAX_TOKENS,
             layout: KvLayout::new(BLOCK_SIZE),
             blocks: 2 * running * blocks_each,
-            enable_prefix_caching: true,
         };
         let scheduler = Scheduler::new(config).expect("settings that can be");
         let mut world = Self { scheduler, now: Time(0), submitted: 0, shared };

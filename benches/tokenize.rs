@@ -34,7 +34,7 @@ fn main() {
             let stream = || {
                 let mut stream = TextStream::new(tokenizer.clone(), params.clone());
                 let text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
-                text + &stream.finish()
+                text + &stream.finish(true).text
             };
             assert_eq!(stream(), tokenizer.decode(&ids, params.skip_special), "{name}: streamed");
             bench.line(&format!("stream {name}"), &shape, work, stream);

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from octavo._batch import naming
 from octavo._errors import QueueFullError
 from octavo._octavo import Waker
 
@@ -108,7 +109,9 @@ async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Seque
                 flying[asyncio.ensure_future(_answer(ticket))] = waiting.pop()
             finished, _ = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
             for task in finished:
-                results[flying.pop(task)] = task.result()
+                i = flying.pop(task)
+                with naming("prompt", i):
+                    results[i] = task.result()
     finally:
         for task in flying:
             task.cancel()

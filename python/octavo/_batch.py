@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from octavo._errors import QueueFullError
+from octavo._errors import OctavoError, QueueFullError
 from octavo._progress import Progress, bar_on_terminal
 
 if TYPE_CHECKING:
@@ -24,6 +25,16 @@ def window(max_num_seqs: int, max_queue: int) -> int:
     return max_num_seqs + min(max_num_seqs, max_queue)
 
 
+@contextmanager
+def naming(what: str, i: int, kind: type[OctavoError] = OctavoError) -> Iterator[None]:
+    """Says in an error's message which one of a list it was: ``prompt 3 of the list: …``."""
+    try:
+        yield
+    except kind as error:
+        error.args = (f"{what} {i} of the list: {error}",)
+        raise
+
+
 def run_batch(
     submit: Callable[[int], Ticket],
     take: Callable[[Ticket], T],
@@ -31,9 +42,11 @@ def run_batch(
     room: int,
     progress: Progress,
     verb: str,
+    what: str = "prompt",
 ) -> list[T]:
-    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. The first failure ends the whole."""
-    flight = _Flight(submit, take, choices, room)
+    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. The first failure ends the whole;
+    its message says which one (``what``) it was."""
+    flight = _Flight(submit, take, choices, room, what)
     begun = time.monotonic()
     with bar_on_terminal(verb, progress, unit="prompts") as report:
         try:
@@ -53,9 +66,9 @@ class _Flight(Generic[T]):
     """Prompts on their way: not yet submitted, in flight, or answered."""
 
     def __init__(
-        self, submit: Callable[[int], Ticket], take: Callable[[Ticket], T], choices: Sequence[int], room: int
+        self, submit: Callable[[int], Ticket], take: Callable[[Ticket], T], choices: Sequence[int], room: int, what: str
     ) -> None:
-        self._submit, self._take, self._choices, self._room = submit, take, choices, room
+        self._submit, self._take, self._choices, self._room, self._what = submit, take, choices, room, what
         self._next = 0
         self._flying: dict[int, Ticket] = {}
         self._results: dict[int, T] = {}
@@ -90,7 +103,8 @@ class _Flight(Generic[T]):
         for i in [i for i, ticket in self._flying.items() if ticket.wait(0.0)]:
             ticket = self._flying.pop(i)
             self._tokens_done += ticket.tokens
-            self._results[i] = self._take(ticket)
+            with naming(self._what, i):
+                self._results[i] = self._take(ticket)
 
     def tokens(self) -> int:
         return self._tokens_done + sum(ticket.tokens for ticket in self._flying.values())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
+from uuid import uuid4
 
 from octavo import _models
-from octavo._batch import run_batch, window
+from octavo._batch import naming, run_batch, window
 from octavo._errors import InvalidRequestError
 from octavo._octavo import Engine, Result, Ticket
 from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_text
@@ -100,6 +102,7 @@ class LLM:
             seed=seed,
         )
         self._progress = progress
+        self._prefix_caching = enable_prefix_caching
         self._path = _models.resolve(model, progress=progress)
         with bar_on_terminal("load", progress, unit="B") as report:
             self._engine = Engine.load(self._path, config, report)
@@ -150,7 +153,8 @@ class LLM:
     @overload
     def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any: ...
     def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any:
-        """Answer one prompt, or a list of prompts in order; many are batched inside.
+        """Answer one prompt, or a list of prompts in order; many are batched inside. The first prompt of a list that
+        fails ends the whole list: its error, which says which prompt it was, is raised, and the other answers are lost.
 
         Args:
             prompt: Text, messages, or token ids; or a list of any of these.
@@ -219,7 +223,8 @@ class LLM:
     def _submit(
         self, prompt: Any, call: _Call, *, at: int | None = None, every_token: bool = False, waker: Waker | None = None
     ) -> Ticket:
-        try:
+        # Whether the engine takes more, or is there at all, is not about this prompt.
+        with nullcontext() if at is None else naming("prompt", at, InvalidRequestError):
             return self._engine.submit(
                 to_engine(prompt, call.chat),
                 self._prepared(call.params_of(at or 0)),
@@ -227,10 +232,6 @@ class LLM:
                 every_token=every_token,
                 waker=waker,
             )
-        except InvalidRequestError as error:
-            if at is None:
-                raise
-            raise InvalidRequestError(f"prompt {at} of the list: {error}") from None
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
         """Parameters as the engine takes them."""
@@ -239,7 +240,8 @@ class LLM:
         return params if params.bad_words is None else self._with_banned_ids(params)
 
     def _with_banned_ids(self, params: SamplingParams) -> SamplingParams:
-        """``bad_words`` as token ids, each word with and without a space before it: the two are different tokens."""
+        """``bad_words`` as token ids, each word with and without a space before it: the two are different tokens. Other
+        tokens that spell the same are not looked for."""
         if not isinstance(params.bad_words, (list, tuple)):
             raise InvalidRequestError(f"bad_words must be a list of words, not a {type(params.bad_words).__name__}")
         banned: list[Sequence[int]] = []
@@ -332,8 +334,9 @@ class LLM:
         """How likely each continuation is after the prompt, and whether greedy decoding would write it.
 
         The prompt is computed once, and the continuations after it together. Text after text is split into tokens as
-        one, as evaluation harnesses do it: spaces that end the prompt belong to the continuation, and its tokens are
-        those of the whole beyond as many as the prompt alone has.
+        one, as evaluation harnesses do it: white space that ends the prompt belongs to the continuation, and its tokens
+        are those of the whole beyond as many as the prompt alone has; where that leaves none, because one token holds
+        the end of one and the other, the two are split apart.
 
         Args:
             prompt: Text, messages (the continuations are what the assistant says), or token ids.
@@ -344,13 +347,15 @@ class LLM:
             InvalidRequestError: A continuation is empty, or too long for the model.
         """
         pairs = token_pairs(self._engine, prompt, continuations)
-        params, options = SamplingParams(prompt_logprobs=0), CallOptions(cache_salt=cache_salt)
+        # Without prefix caching the continuations share among themselves, and with no other call.
+        salt = cache_salt if self._prefix_caching else uuid4().hex
+        params, options = SamplingParams(prompt_logprobs=1), CallOptions(cache_salt=salt)
 
         def submit(i: int) -> Ticket:
             before, after = pairs[i]
             return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before))
 
-        return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score")
+        return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score", "continuation")
 
     # ---- the engine ----------------------------------------------------------------------------------------------
 

@@ -412,7 +412,13 @@ class Machine:
     """What octavo found out about this machine."""
 
     @property
-    def isa(self) -> str: ...
+    def isa(self) -> str | None:
+        """The instruction set that would be used; ``None``: see ``isa_error``."""
+
+    @property
+    def isa_error(self) -> str | None:
+        """Why the one that was asked for cannot be used."""
+
     @property
     def isa_available(self) -> list[str]: ...
     @property

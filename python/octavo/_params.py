@@ -35,7 +35,8 @@ class SamplingParams:
     n: int = 1
     """How many answers to the one prompt."""
     stop: str | Sequence[str] | None = None
-    """Texts that end the generation."""
+    """Texts that end the generation. They are looked for in all of the text, also in the U+FFFD that stand for broken
+    characters at its end."""
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the generation, besides the model's own."""
     include_stop_str_in_output: bool = False
@@ -53,7 +54,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these tokens."""
     bad_words: Sequence[str | Sequence[int]] | None = None
-    """Words, as text or token ids, that must not be generated. Text is banned with and without a space before it."""
+    """Words whose tokens must not be generated one after the other: each as token ids, or as text, which stands for
+    the tokens that it is split into, with and without a space before it. The same text spelled with other tokens can
+    still appear, above all where a grammar asks for it."""
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
     logprobs: int | None = None

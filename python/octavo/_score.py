@@ -31,33 +31,43 @@ class Score:
         """What a finished ticket says."""
         tokens = ticket.scores()
         logprobs = [token.logprob for token in tokens]
-        return cls(sum(logprobs), all(token.rank == 1 for token in tokens), [t.token_id for t in tokens], logprobs)
+        # Greedy decoding takes the first of equals, which is what stands first among the best.
+        is_greedy = all(token.top[0][0] == token.token_id for token in tokens)
+        return cls(sum(logprobs), is_greedy, [token.token_id for token in tokens], logprobs)
 
 
 def token_pairs(engine: Engine, prompt: Any, continuations: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
     """The tokens of the prompt and of what follows it, for each continuation."""
     if isinstance(continuations, (str, bytes)) or not isinstance(continuations, Sequence):
         raise InvalidRequestError(f"continuations must be a list of texts, not a {type(continuations).__name__}")
-    pairs = []
     before = engine.token_ids(to_engine(prompt))
+    if not before:
+        raise InvalidRequestError("the prompt is empty; a continuation is scored after at least one token")
+    pairs = []
     for i, continuation in enumerate(continuations):
-        pair = _pair(engine, prompt, before, continuation)
-        if not pair[1]:
-            raise InvalidRequestError(f"continuations[{i}] is {continuation!r}, which is no token after the prompt")
-        pairs.append(pair)
+        try:
+            pairs.append(_pair(engine, prompt, before, continuation))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"continuations[{i}]: {error}") from None
     return pairs
 
 
 def _pair(engine: Engine, prompt: Any, before: list[int], continuation: Any) -> tuple[list[int], list[int]]:
     if not isinstance(continuation, str):
-        ids = to_engine(continuation) if len(continuation) else []
-        if not isinstance(ids, list):
-            raise InvalidRequestError("a continuation is a str or token ids, not messages")
-        return before, ids
-    if not isinstance(prompt, str):
-        return before, engine.tokenize(continuation, special=False, add_special_tokens=False).ids
-    stem = prompt.rstrip(" ")
-    # All spaces and nothing else: there is no other text that they could lean on.
-    whole = engine.token_ids(prompt + continuation)
-    count = len(engine.token_ids(stem)) if stem else len(before)
-    return whole[:count], whole[count:]
+        return before, _ids(engine, continuation)
+    if not continuation:
+        raise InvalidRequestError("an empty text has no tokens to score")
+    if isinstance(prompt, str):
+        whole, stem = engine.token_ids(prompt + continuation), prompt.rstrip()
+        count = len(engine.token_ids(stem)) if stem else 0
+        if 0 < count < len(whole):
+            return whole[:count], whole[count:]
+    # Nothing to lean on, or one token over the border: then the two are told apart.
+    return before, engine.tokenize(continuation, special=False, add_special_tokens=False).ids
+
+
+def _ids(engine: Engine, continuation: Any) -> list[int]:
+    ids = to_engine(continuation)
+    if not isinstance(ids, list):
+        raise InvalidRequestError("a continuation is a str or token ids, not messages")
+    return engine.token_ids(ids)

@@ -85,7 +85,7 @@ fn walk(guide: &Arc<Guide>, tokenizer: &Tokenizer, ends: &[u32], coins: &mut Coi
 fn seen(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
     let mut stream = TextStream::new(tokenizer.clone(), StreamParams { skip_special: true, ..Default::default() });
     let text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
-    let text = text + &stream.finish();
+    let text = text + &stream.finish(true).text;
     assert_eq!(text, tokenizer.decode(ids, true));
     text
 }
@@ -247,6 +247,81 @@ fn sequences_share_nothing_that_changes() {
         given_up.advance(ids[0]);
     }
     assert_eq!(masks(&guide(), &walks[0]), alone[0]);
+}
+
+#[test]
+fn what_would_not_be_held_is_refused_by_name() {
+    let (_, _, _, grammars) = worlds().swap_remove(0);
+    let schema = |schema: Value| Constraint::JsonSchema(schema.to_string());
+    let lark = |text: &str| Constraint::Lark(text.into());
+    let object = |least: usize, required: &[&str]| {
+        let any = json!({"^[a-c]$": {"type": "null"}});
+        json!({"type": "object", "patternProperties": any, "additionalProperties": false, "minProperties": least,
+               "required": required})
+    };
+    let integer = |key: &str, bound: Value| json!({"type": "integer", key: bound});
+    let refused = [
+        (schema(object(2, &[])), "minProperties is 2, where `required` names 0"),
+        (schema(object(4, &["a", "b", "a"])), "minProperties is 4, where `required` names 2"),
+        (schema(json!({"$defs": {"const": object(2, &[])}, "$ref": "#/$defs/const"})), "minProperties is 2"),
+        (schema(json!({"properties": {"default": {"anyOf": [{"items": object(3, &["a"])}]}}})), "minProperties is 3"),
+        (lark(&format!("start: \"a\" obj\nobj: %json {}", object(2, &[]))), "minProperties is 2"),
+        (schema(integer("minimum", json!(-1e30))), "minimum is -1e+30: bounds must lie between -2^53 and 2^53"),
+        (schema(json!({"items": integer("maximum", json!(1e30))})), "maximum is 1e+30: bounds"),
+        (schema(integer("exclusiveMinimum", json!((1_u64 << 53) + 1))), "exclusiveMinimum is 9007199254740993: bounds"),
+        (schema(integer("minimum", json!(i64::MIN))), "minimum is -9223372036854775808: bounds"),
+        (schema(integer("maximum", json!(u64::MAX))), "maximum is 18446744073709551615: bounds"),
+        (schema(json!({"oneOf": [{"minimum": 1}, {"maximum": 5}], "type": "number"})), "use `anyOf`"),
+        (
+            schema(json!({"$ref": "other.json"})),
+            "to another document is refused, it must begin with `#/`: 'other.json'",
+        ),
+        (lark("start: <[2]>"), "<[2]>: special tokens cannot be written in a grammar"),
+        (lark("start: \"<a>\" /<b>\\/\\\\/ x // <c>\nx: <|im_end|>"), "<|im_end|>: special tokens cannot"),
+        (lark("start: %lark { start: %json {\"const\": \"<d>\"} <e> }"), "<e>: special tokens cannot"),
+    ];
+    for (constraint, message) in refused {
+        let Err(error) = grammars.compile(&constraint) else { panic!("{constraint:?} was compiled") };
+        assert!(error.starts_with(constraint.name()) && error.contains(message), "{constraint:?}: {error}");
+    }
+    let held = [
+        schema(object(1, &[])),
+        schema(object(3, &["a", "b"])),
+        schema(json!({"enum": [{"minProperties": 9}], "default": object(2, &[]), "examples": [object(2, &[])]})),
+        schema(json!({"type": "object", "properties": {"minProperties": integer("maximum", json!(i64::MAX))}})),
+        schema(integer("minimum", json!((1_u64 << 53) - 1))),
+        lark(
+            "start: \"<\" /<[2]>\\/</ x // <c> \"\n# <d> /\nx: %json {\"const\": \"<e>\"} \"\\\"<f>\" %regex {\"substring_chars\": \"<g>\"}",
+        ),
+    ];
+    for constraint in held {
+        assert!(grammars.compile(&constraint).is_ok(), "{constraint:?}: {:?}", grammars.compile(&constraint).err());
+    }
+}
+
+/// One property more than the required ones cannot be a repeated one.
+#[test]
+fn the_least_number_of_properties_is_held() {
+    let (_, tokenizer, ends, grammars) = worlds().swap_remove(0);
+    for required in [&[][..], &["a"], &["a", "b"]] {
+        let least = required.len() + 1;
+        let schema = json!({
+            "type": "object", "patternProperties": {"^[abc]$": {"type": "null"}}, "additionalProperties": false,
+            "minProperties": least, "required": required,
+        });
+        let grammar = grammars.compile(&Constraint::JsonSchema(schema.to_string())).expect("a grammar");
+        let mut finished = 0;
+        for seed in 0..60 {
+            let guide = grammars.guide(&grammar, ends.clone().into()).expect("a guide");
+            let (ids, end) = walk(&guide, &tokenizer, &ends, &mut Coins(seed));
+            let text = seen(&tokenizer, &ids);
+            let count = |value: &Value| value.as_object().map_or(0, |object| object.len());
+            let held = serde_json::from_str(&text).is_ok_and(|value| count(&value) >= least);
+            assert!(end == End::Cut || held, "{required:?}, seed {seed}: {text}");
+            finished += usize::from(end != End::Cut);
+        }
+        assert!(finished > 20, "{required:?}: only {finished} walks came to an end");
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use octavo_kernels::{
-    Backend, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment, StepInput,
-    cpu::Isa, reference::Activations,
+    Backend, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment,
+    StepInput, cpu::Isa, reference::Activations,
 };
 
 use crate::harness::*;
@@ -19,6 +19,8 @@ struct Scene {
     style: RopeStyle,
     rotary_dim: usize,
     norms: bool,
+    /// After every step all blocks move on by one place.
+    moves: bool,
     seed: u64,
 }
 
@@ -27,7 +29,7 @@ impl Scene {
         let mask = Mask { scale: (heads.head_dim as f32).powf(-0.5), window: None, soft_cap: None };
         let (style, rotary_dim) = (RopeStyle::Halves, heads.head_dim);
         let (lengths, dtype) = (lengths.to_vec(), CacheDtype::F32);
-        Self { lengths, heads, dtype, mask, style, rotary_dim, norms: false, seed: 1 }
+        Self { lengths, heads, dtype, mask, style, rotary_dim, norms: false, moves: false, seed: 1 }
     }
 }
 
@@ -60,8 +62,9 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
     let mut shuffled: Vec<u32> = (0..blocks as u32).collect();
     random.shuffle(&mut shuffled);
     let mut free = shuffled.iter().copied();
-    let tables: [Vec<Vec<u32>>; 2] =
+    let mut tables: [Vec<Vec<u32>>; 2] =
         [0, 1].map(|_| lengths.iter().map(|len| free.by_ref().take(len.div_ceil(BLOCK_SIZE)).collect()).collect());
+    let mut spare = free.next().expect("one more than needed");
     let shape = CacheShape { dtype: scene.dtype, ..cache_shape(blocks, heads.kv, heads.head_dim) };
     let mut cache = backend.cache(shape).unwrap();
     let mut qkv = backend.buffer(LIMITS.rows, heads.qkv_width()).unwrap();
@@ -112,6 +115,7 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
         let place = CacheLayer { group: 1, layer: 1 };
         backend.rope_and_cache(&mut qkv, &mut cache, place, heads, query_norm, key_norm, 1e-6, &rope);
         if !attend {
+            move_blocks(scene, backend, &mut cache, &mut tables, &mut spare);
             continue;
         }
         backend.attention(&mut out, &qkv, &cache, place, heads, scene.mask);
@@ -125,6 +129,24 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
         }
     }
     result
+}
+
+/// Copies every block to where the one before it was.
+fn move_blocks<B: Backend>(
+    scene: &Scene,
+    backend: &mut B,
+    cache: &mut B::Cache,
+    tables: &mut [Vec<Vec<u32>>; 2],
+    spare: &mut u32,
+) {
+    if scene.moves {
+        let mut copies = Vec::new();
+        for block in tables.iter_mut().flatten().flatten() {
+            copies.push(BlockCopy { from: *block, to: *spare });
+            std::mem::swap(block, spare);
+        }
+        backend.copy_blocks(cache, &copies);
+    }
 }
 
 /// A plan that brings every sequence to all but its last `rows` tokens, then takes those of all sequences in one step.
@@ -196,6 +218,19 @@ fn rope_styles_partial_rotation_and_head_norms() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn copied_blocks_hold_the_same() {
+    let plan = last_rows_together(&CONTEXTS, &NEW_ROWS);
+    for dtype in [CacheDtype::F32, CacheDtype::F16, CacheDtype::Bf16] {
+        let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+        scene.dtype = dtype;
+        let stay = play(&scene, &plan, &mut reference(Activations::Int8));
+        scene.moves = true;
+        assert_eq!(play(&scene, &plan, &mut reference(Activations::Int8)), stay, "{dtype:?}");
+        check_op(&Played(&scene, &plan), NEAR);
     }
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import re
 import threading
 from contextlib import ExitStack
 
@@ -109,6 +111,34 @@ def test_a_bad_prompt_of_a_list_is_named_and_the_others_are_given_up(tiny: octav
     assert settled(tiny).blocks_owned == before.blocks_owned
     with pytest.raises(octavo.InvalidRequestError, match="a list of 2, there are 3 prompts"):
         tiny.generate([[1], [2], [3]], [GREEDY, GREEDY])
+
+
+def test_a_prompt_of_a_list_that_fails_midway_is_named(tiny: octavo.LLM) -> None:
+    impossible = SamplingParams(regex="abc", allowed_token_ids=[tiny.tokenize("z", add_special_tokens=False).ids[-1]])
+
+    def check(caught: pytest.ExceptionInfo[octavo.OctavoError], kind: type[Exception], message: str) -> None:
+        assert type(caught.value) is kind
+        assert re.search(message, str(caught.value)), str(caught.value)
+        assert str(caught.value).count("of the list") == 1
+        assert caught.value.partial is not None
+
+    before = settled(tiny)
+    for count in (3, 5):
+        params = [GREEDY] * (count - 1) + [impossible]
+        message = f"^prompt {count - 1} of the list: .*the grammar"
+        with pytest.raises(octavo.OctavoError) as caught:
+            tiny.generate([[1]] * count, params, max_tokens=200)
+        check(caught, octavo.OctavoError, message)
+        with pytest.raises(octavo.OctavoError) as caught:
+            asyncio.run(tiny.agenerate([[1]] * count, params, max_tokens=200))
+        check(caught, octavo.OctavoError, message)
+    for work in (tiny.generate, lambda *args, **kw: asyncio.run(tiny.agenerate(*args, **kw))):
+        with pytest.raises(octavo.DeadlineExceededError) as caught:
+            work([[1], [2]], GREEDY, max_tokens=400, deadline_s=0.001)
+        check(caught, octavo.DeadlineExceededError, r"^prompt [01] of the list: deadline_s passed")
+        with pytest.raises(octavo.InvalidRequestError, match=r"^prompt 1 of the list: (?!.*of the list)"):
+            work([[1], [10**6]], GREEDY, max_tokens=5)
+    assert settled(tiny).blocks_owned == before.blocks_owned
 
 
 def test_progress_is_told(tiny_path: str) -> None:

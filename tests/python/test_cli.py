@@ -89,6 +89,23 @@ def test_doctor() -> None:
         assert word in done.stdout
 
 
+def test_doctor_says_that_nothing_will_run() -> None:
+    done = command("doctor", env={**os.environ, "OCTAVO_CPU_ISA": "foo"})
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "foo" in line)
+    assert re.search(r"will use +NOTHING, no model can be loaded: .*foo", line), line
+    assert "overrides" not in done.stdout
+    assert "memory" in done.stdout
+
+
+def test_help_is_plain_text() -> None:
+    for name in ("chat", "run", "pull", "inspect", "doctor"):
+        done = command(name, "--help")
+        assert done.returncode == 0, done.stderr
+        assert f"octavo {name}: " in done.stdout
+        assert "`" not in done.stdout
+
+
 def test_mistakes_are_one_line(tiny_path: str) -> None:
     for arguments in (
         ("chat", "no-such-model", "hi"),

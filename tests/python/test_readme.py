@@ -25,6 +25,13 @@ def test_the_readmes_python_runs(smollm2: str) -> None:
     assert re.search(r"{'name': .+, 'age': \d+}\n (yes|no)\n", told[2])
 
 
+def test_the_online_bench_runs(smollm2: str) -> None:
+    told = run(sys.executable, str(ROOT / "benches" / "online.py"), smollm2, "--tiny")
+    assert len(re.findall(r"p50 .+ p95 .+ p99 .+ ms$", told, re.MULTILINE)) == 3
+    # Sixteen callers with one prefix of 64: it is computed once, and 16 tokens of each.
+    assert "320 tokens computed of 1280" in told
+
+
 def test_the_bench_runs(smollm2: str) -> None:
     told = run(sys.executable, str(ROOT / "benches" / "offline.py"), smollm2, "--tiny")
     assert len(re.findall(r"^.+\d tok/s$", told, re.MULTILINE)) == 7

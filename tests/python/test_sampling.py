@@ -45,6 +45,32 @@ def test_stop_strings_never_leak(llm: octavo.LLM) -> None:
         assert (result.finish_reason, result.stop_reason) == ("stop", stop)
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings_are_found_in_broken_ends(llm: octavo.LLM, include: bool) -> None:
+    """Broken bytes become U+FFFD only when nothing can make them whole any more: at the end."""
+    broken = [i for i in range(llm.facts.vocab) if "\ufffd" in llm.detokenize([i])]
+    assert broken
+    ends = 0
+    for seed in range(12):
+        keywords: dict[str, Any] = {"seed": seed, "max_tokens": 3, "allowed_token_ids": broken}
+        whole = llm.generate("x", **keywords).text
+        stopping = {"stop": "\ufffd", "include_stop_str_in_output": include, **keywords}
+        with llm.stream("x", **stopping) as stream:
+            text = "".join(chunk.text for chunk in stream)
+        result = stream.result
+        if "\ufffd" not in whole:
+            assert (result.text, result.finish_reason) == (whole, "length")
+            continue
+        assert text == result.text == whole[: whole.index("\ufffd") + include]
+        assert (result.finish_reason, result.stop_reason) == ("stop", "\ufffd")
+        ends += len(result.token_ids) == keywords["max_tokens"]
+        # Only a token that ends it comes after: the string came first.
+        last = llm.generate("x", stop_token_ids=broken, **stopping)
+        assert last.finish_reason == "stop"
+        assert include or "\ufffd" not in last.text
+    assert ends > 1
+
+
 def test_stop_tokens(llm: octavo.LLM) -> None:
     whole = llm.generate(PROMPT, GREEDY, max_tokens=20).token_ids
     token = whole[5]
@@ -76,6 +102,13 @@ def test_bad_words_are_banned_with_and_without_a_space(llm: octavo.LLM) -> None:
     word = text.split()[1].strip(",.")
     assert word in text
     assert word not in llm.generate(PROMPT, GREEDY, max_tokens=12, bad_words=[word]).text.split()
+
+
+def test_bad_words_ban_tokens_not_spellings(llm: octavo.LLM) -> None:
+    held = llm.generate(PROMPT, GREEDY, regex="hello", bad_words=["hello"])
+    banned = [llm.tokenize(text, add_special_tokens=False).ids for text in ("hello", " hello")]
+    assert held.text == "hello"
+    assert held.token_ids not in banned
 
 
 @pytest.mark.parametrize(
@@ -156,7 +189,7 @@ def test_the_prefix_cache_shows_and_is_private(tiny: octavo.LLM) -> None:
     again = tiny.generate(ids, GREEDY, max_tokens=8, cache_salt="tenant a")
     other = tiny.generate(ids, GREEDY, max_tokens=8, cache_salt="tenant b")
     assert (first.usage.cached_tokens, other.usage.cached_tokens) == (0, 0)
-    assert again.usage.cached_tokens == 48  # the block that holds the last token is computed again
+    assert again.usage.cached_tokens == 63  # the last token is computed again
     assert first.token_ids == again.token_ids == other.token_ids
 
 
@@ -218,7 +251,7 @@ def test_prompt_logprobs_however_the_prompt_is_read(tiny_path: str) -> None:
 
     with octavo.LLM(tiny_path, kv_cache_bytes="8MiB") as whole:
         wanted = {k: scored(whole, k) for k in (0, 3)}
-        assert whole.generate(ids, GREEDY, max_tokens=2).usage.cached_tokens == 96
+        assert whole.generate(ids, GREEDY, max_tokens=2).usage.cached_tokens == 99
         assert {k: scored(whole, k) for k in (0, 3)} == wanted
         longer = whole.generate([*ids, 7, 8], GREEDY, max_tokens=1, prompt_logprobs=3).prompt_logprobs
         assert longer is not None

@@ -90,7 +90,7 @@ fn play(seed: u64) -> (usize, usize) {
     let windows = coins.pick(&[vec![None], vec![None], vec![window], vec![None, window], vec![window, None]]).clone();
     let layout = KvLayout { block_size: coins.within(1, 3), windows };
     let blocks = coins.within(1, 24) * layout.groups();
-    let mut kv = KvCache::new(blocks, layout.clone(), true);
+    let mut kv = KvCache::new(blocks, layout.clone());
     let mut model = Model { owners: vec![0; blocks], ..Default::default() };
     let mut holders: Vec<Holder> = Vec::new();
     let (mut now, mut rents, mut owned_ns) = (0, 0, 0);
@@ -151,7 +151,7 @@ fn play(seed: u64) -> (usize, usize) {
             }
             _ => {}
         }
-        kv.check(holders.iter().map(|holder| &holder.table));
+        kv.check(holders.iter().map(|holder| &holder.table), [].into_iter());
         let counts = (kv.pool().free(), kv.pool().idle(), kv.pool().owned());
         assert_eq!(counts, (model.free(), model.idle.len(), blocks - model.free() - model.idle.len()));
     }

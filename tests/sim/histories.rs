@@ -107,7 +107,6 @@ fn any_config(coins: &mut Coins) -> SchedulerConfig {
         max_model_len: coins.within(8, 150),
         blocks: layout.groups() * coins.within(1, 4 + pool / block_size),
         layout,
-        enable_prefix_caching: !coins.one_in(4),
     }
 }
 

@@ -28,11 +28,16 @@ fn a_hit_equals_a_miss_at_every_offset_around_a_blocks_edge() {
         let want = alone(&config(), &first);
         let got = world.outcome(again);
         assert_eq!(got.tokens, want.tokens, "length {length}");
-        assert_eq!(
-            got.record().cached_tokens,
-            (length - 1) / 4 * 4,
-            "length {length}: all full blocks but the last token's"
-        );
+        assert_eq!(got.record().cached_tokens, length - 1, "length {length}: all but the last token");
+        // One that goes on otherwise after the same beginning shares whole blocks.
+        let mut other = first.prompt.to_vec();
+        other.extend([1, 2, 3, 4, 5]);
+        let other = request(2, &other, 9);
+        world.submit(other.clone());
+        world.finish(100);
+        let got = world.outcome(RequestId(2));
+        assert_eq!(got.tokens, alone(&config(), &other).tokens, "length {length}");
+        assert_eq!(got.record().cached_tokens, length / 4 * 4, "length {length}: whole blocks");
     }
 }
 
@@ -84,14 +89,14 @@ fn namespaces_share_nothing() {
             world.outcome(id).record().cached_tokens
         })
         .collect();
-    assert_eq!(cached, [0, 0, 0, 16]);
+    assert_eq!(cached, [0, 0, 0, 19]);
 }
 
 #[test]
-fn without_prefix_caching_nothing_is_remembered() {
-    let mut world = World::new(SchedulerConfig { enable_prefix_caching: false, ..config() });
+fn who_shares_with_nobody_is_not_remembered() {
+    let mut world = World::new(config());
     for id in 0..2 {
-        world.submit(request(id, &prompt(1, 20), 3));
+        world.submit(Request { cache_salt: None, ..request(id, &prompt(1, 20), 3) });
         world.finish(100);
     }
     let stats = world.scheduler.stats();
@@ -125,7 +130,7 @@ fn prompts_whose_every_row_is_wanted_do_not_read_the_cache() {
 #[test]
 fn last_logits_are_one_row_and_may_use_the_cache() {
     let mut world = World::new(config());
-    for (id, cached) in [(0, 0), (1, 28)] {
+    for (id, cached) in [(0, 0), (1, 29)] {
         let id = world.submit(Request { wanted: Wanted::LastLogits, ..request(id, &prompt(1, 30), 2) });
         world.finish(100);
         let got = world.outcome(id);
@@ -503,13 +508,11 @@ fn impossible_settings_are_named() {
 #[test]
 fn a_burst_with_one_prefix_computes_it_once() {
     // Whatever it shares with the first one, and whether it arrives with it or while it is being read.
-    for (length, caching) in [(3, true), (4, true), (5, true), (33, true), (100, true), (33, false)] {
-        let mut world = World::new(SchedulerConfig { enable_prefix_caching: caching, max_num_seqs: 6, ..config() });
-        let mut tails = Vec::new();
+    for length in [1, 3, 4, 5, 33, 100] {
+        let mut world = World::new(SchedulerConfig { max_num_seqs: 6, ..config() });
         for id in 0..6 {
             let mut tokens = prompt(1, length);
             tokens.extend(prompt(10 + id, 1 + id as usize % 2));
-            tails.push(tokens.len() - length / 4 * 4);
             world.submit(request(id, &tokens, 4));
             if id == 3 {
                 world.step();
@@ -517,12 +520,12 @@ fn a_burst_with_one_prefix_computes_it_once() {
         }
         world.finish(200);
         for id in 1..6 {
-            let record = world.outcome(RequestId(id)).record();
-            assert_eq!(record.cached_tokens, length / 4 * 4, "{length} tokens, request {id}");
-            assert_eq!(record.computed_tokens, tails[id as usize] + 3, "{length} tokens, request {id}");
+            // All share whole blocks; those that have one token of their own, as the first has, share all but that.
+            let (record, own) = (world.outcome(RequestId(id)).record(), 1 + id as usize % 2);
+            let cached = if own == 1 { length } else { length / 4 * 4 };
+            assert_eq!(record.cached_tokens, cached, "{length} tokens, request {id}");
+            assert_eq!(record.computed_tokens, length + own - cached + 3, "{length} tokens, request {id}");
         }
-        let stats = world.scheduler.stats();
-        assert_eq!(stats.blocks_remembered == 0, !caching, "without prefix caching only the living share");
     }
 }
 
@@ -592,7 +595,7 @@ fn a_hit_needs_only_what_the_next_token_sees() {
     // Of the group that sees all ten blocks; of the other those of what token 40 will see: tokens 31 to 39.
     assert_eq!(world.scheduler.stats().blocks_owned, 10 + 3);
     world.finish(100);
-    assert_eq!(world.outcome(id).record().cached_tokens, 36);
+    assert_eq!(world.outcome(id).record().cached_tokens, 39);
 }
 
 #[test]
@@ -610,6 +613,7 @@ fn scores_share_the_prompt_and_compute_the_rest() {
         let outcome = world.outcome(RequestId(id));
         let scored: Vec<_> = outcome.prompt_logprobs.iter().map(|scored| scored.token_id).collect();
         assert_eq!(scored, prompt(10 + id, 3));
+        // The row of token 20 is computed by everybody: it scores the first token after it.
         assert_eq!(outcome.record().cached_tokens, if id == 0 { 0 } else { 20 });
         assert!(outcome.tokens.is_empty() && *outcome.finish() == Finish::Stop(StopReason::Complete));
     }

@@ -17,7 +17,6 @@ fn decode_step_us(running: usize, waiting: usize, blocks: usize) -> f64 {
         max_model_len: 1 << 16,
         layout: KvLayout::new(16),
         blocks,
-        enable_prefix_caching: true,
     });
     for id in 0..(running + waiting) as u64 {
         world.submit(request(id, &prompt(id, 40), 1000));

@@ -74,7 +74,6 @@ pub fn config() -> SchedulerConfig {
         max_model_len: 200,
         layout: KvLayout::new(4),
         blocks: 100,
-        enable_prefix_caching: true,
     }
 }
 
@@ -258,9 +257,9 @@ pub fn prompt(family: u64, count: usize) -> Vec<u32> {
 
 /// What the request gets when it has the machine for itself and nothing is remembered.
 pub fn alone(config: &SchedulerConfig, request: &Request) -> Outcome {
-    let mut world = World::new(SchedulerConfig { enable_prefix_caching: false, ..config.clone() });
+    let mut world = World::new(config.clone());
     world.checked = false;
-    let id = world.submit(Request { deadline: None, ..request.clone() });
+    let id = world.submit(Request { deadline: None, cache_salt: None, ..request.clone() });
     world.finish(10 * config.max_model_len);
     world.outcome(id).clone()
 }

@@ -18,9 +18,12 @@ _INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 
 class _CommandParser(argparse.ArgumentParser):
     """Takes an optional positional also after options: ``octavo run MODEL --json "text"``. By itself argparse gives it
-    up at the first option (before Python 3.13)."""
+    up at the first option (before Python 3.13). Describes itself in plain text, where docstrings have markup."""
 
     _inside = False
+
+    def __init__(self, *, description: str | None = None, **keywords: Any) -> None:
+        super().__init__(description=description and description.replace("``", ""), **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         if self._inside:

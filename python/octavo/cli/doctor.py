@@ -8,12 +8,15 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
 from octavo._models import cache_folder
 from octavo._sizes import format_bytes
 from octavo.cli._show import table
+
+if TYPE_CHECKING:
+    from octavo._octavo import Machine
 
 
 def add(commands: Any) -> None:
@@ -32,7 +35,7 @@ def _run(_: argparse.Namespace) -> int:
             [
                 ("octavo", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
                 ("instruction sets", ", ".join(machine.isa_available) or "portable"),
-                ("  will use", f"{machine.isa} (OCTAVO_CPU_ISA overrides)"),
+                ("  will use", _isa(machine)),
                 ("cores", _cores()),
                 ("  will use", f"{machine.threads} threads"),
                 ("memory", f"{format_bytes(machine.memory_bytes)}{_memory_limit()}"),
@@ -43,7 +46,13 @@ def _run(_: argparse.Namespace) -> int:
             ]
         )
     )
-    return 0
+    return 0 if machine.isa_error is None else 1
+
+
+def _isa(machine: Machine) -> str:
+    if machine.isa_error is not None:
+        return f"NOTHING, no model can be loaded: {machine.isa_error}"
+    return f"{machine.isa} (OCTAVO_CPU_ISA overrides)"
 
 
 def _cores() -> str:

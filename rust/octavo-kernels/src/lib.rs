@@ -15,8 +15,8 @@ pub mod file; // a read-only mapped file
 mod step; // a backend's copy of a step's input
 
 pub use ops::{
-    Activation, Backend, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle, Segment,
-    StepInput, StepLimits, Weight,
+    Activation, Backend, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle,
+    Segment, StepInput, StepLimits, Weight,
 };
 pub use types::DType;
 

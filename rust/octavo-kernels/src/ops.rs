@@ -212,6 +212,15 @@ impl CacheShape {
     }
 }
 
+/// The contents of one block become those of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// What is copied.
+    pub from: u32,
+    /// What is overwritten.
+    pub to: u32,
+}
+
 /// The operations of a decoder over one device's memory.
 ///
 /// Buffers are `(rows, width)` row-major f32; an operation touches the first `rows` rows it is told of. Callers pass
@@ -248,6 +257,9 @@ pub trait Backend: Send + 'static {
     fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.
     fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Self::Routing>;
+
+    /// Copies blocks, keys and values of all their layers. Between two steps.
+    fn copy_blocks(&mut self, cache: &mut Self::Cache, copies: &[BlockCopy]);
 
     /// Begins a step: keeps a copy of `input` for the operations that follow. Panics if it exceeds the limits the
     /// backend was opened with.

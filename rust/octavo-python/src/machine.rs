@@ -58,7 +58,8 @@ pub fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<Inspection> {
 /// What octavo found out about this machine.
 #[pyclass(module = "octavo._octavo", frozen, get_all)]
 pub struct Machine {
-    isa: String,
+    isa: Option<String>,
+    isa_error: Option<String>,
     isa_available: Vec<String>,
     threads: usize,
     memory_bytes: u64,
@@ -70,7 +71,8 @@ pub struct Machine {
 pub fn machine() -> Machine {
     let found = octavo::observe::machine();
     Machine {
-        isa: found.isa.to_string(),
+        isa: found.isa.clone().ok(),
+        isa_error: found.isa.err(),
         isa_available: found.isa_available.iter().map(ToString::to_string).collect(),
         threads: found.cores,
         memory_bytes: found.memory_bytes,

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use crate::execute::Draw;
-use crate::kv::{BlockTable, KvCache, PrefixChain, PrefixKey};
+use crate::kv::{BlockId, BlockTable, KvCache, PrefixChain, PrefixKey};
 use crate::observe::anatomy::RequestRecord;
 use crate::observe::meter::{Activity, Meter, QueueClock};
 use crate::request::{Finish, Request, Time, Wanted};
@@ -53,8 +53,12 @@ pub struct Sequence {
     pub published: usize,
     /// Up to which of its blocks it has said that it would publish them.
     pub announced: usize,
-    /// A block that it would share, as soon as whoever announced it publishes it.
+    /// What it would share or copy, as soon as whoever announced it publishes it.
     pub waits_for: Option<PrefixKey>,
+    /// It has announced the block in which its prompt ends.
+    tail_announced: bool,
+    /// Blocks that the step under way copies.
+    pub borrowed: Vec<(BlockId, u64)>,
     /// How often others overtook it while it was the queue's head.
     pub overtaken: u32,
     /// Blocks of the KV cache.
@@ -100,6 +104,8 @@ impl Sequence {
             published: 0,
             announced: 0,
             waits_for: None,
+            tail_announced: false,
+            borrowed: Vec::new(),
             overtaken: 0,
             table,
             record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
@@ -165,6 +171,23 @@ impl Sequence {
         self.known() + usize::from(self.request.wanted == Wanted::Tokens)
     }
 
+    /// The end of what others with the same prompt can go on from: all but its last token, or what comes before the tokens
+    /// that are scored.
+    pub fn stem(&self) -> usize {
+        let end = if let Wanted::Scores { from } = self.request.wanted { from } else { self.request.prompt.len() };
+        end - 1
+    }
+
+    /// The name of the stem, if it ends inside a block.
+    pub fn tail_key(&mut self, block_size: usize) -> Option<PrefixKey> {
+        let stem = self.stem();
+        let Self { request, keys, .. } = self;
+        let salt = request.cache_salt.as_deref().filter(|_| !stem.is_multiple_of(block_size))?;
+        let block = |block: usize| request.prompt[block * block_size..(block + 1) * block_size].iter().copied();
+        let (blocks, rest) = (stem / block_size, &request.prompt[stem / block_size * block_size..stem]);
+        Some(keys.tail(blocks, salt, block, rest.iter().copied()))
+    }
+
     /// The name of a full block of known tokens.
     pub fn prefix_key(&mut self, index: usize, block_size: usize) -> PrefixKey {
         let Self { request, generated, keys, .. } = self;
@@ -209,11 +232,27 @@ impl Sequence {
         for index in self.published..self.announced {
             kv.announce(self.prefix_key(index, block_size));
         }
+        if let Some(tail) = self.tail_key(block_size).filter(|_| self.computed < self.stem()) {
+            kv.announce(tail);
+            self.tail_announced = true;
+        }
     }
 
-    /// Every block that its rows have filled can be found from now on.
+    /// How many names it has announced and not yet published.
+    pub fn announcements(&self) -> usize {
+        self.announced.saturating_sub(self.published) + usize::from(self.tail_announced)
+    }
+
+    /// Every block that its rows have filled can be found from now on, and the one in which its stem ends.
     pub fn publish(&mut self, kv: &mut KvCache) {
         let block_size = kv.layout().block_size;
+        if self.tail_announced && self.computed >= self.stem() {
+            self.tail_announced = false;
+            if let Some(tail) = self.tail_key(block_size) {
+                kv.publish_tail(&self.table, self.stem() / block_size, tail);
+                kv.withdraw(tail);
+            }
+        }
         while self.published < self.computed / block_size {
             let key = self.prefix_key(self.published, block_size);
             kv.publish(&self.table, self.published, key);
@@ -230,8 +269,21 @@ impl Sequence {
         for index in self.published..self.announced {
             kv.withdraw(self.prefix_key(index, block_size));
         }
+        if std::mem::take(&mut self.tail_announced)
+            && let Some(tail) = self.tail_key(block_size)
+        {
+            kv.withdraw(tail);
+        }
         (self.computed, self.published, self.announced) = (0, 0, 0);
+        self.give_back_borrowed(kv, now);
         self.record.block_ns += kv.release(&mut self.table, now);
+    }
+
+    /// The step that copies blocks is over.
+    pub fn give_back_borrowed(&mut self, kv: &mut KvCache, now: Time) {
+        for borrowed in self.borrowed.drain(..) {
+            self.record.block_ns += kv.give_back(borrowed, now);
+        }
     }
 
     /// The planned rows have been run, in a step of `sequences` sequences.

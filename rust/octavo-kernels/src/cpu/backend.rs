@@ -16,8 +16,8 @@ use super::{
     rope::{RopeAndCache, RopeTable},
 };
 use crate::{
-    Activation, Backend, BackendError, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec, StepInput, StepLimits,
-    Weight, reference::experts::route, routing::Routing, step::Step,
+    Activation, Backend, BackendError, BlockCopy, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec, StepInput,
+    StepLimits, Weight, reference::experts::route, routing::Routing, step::Step,
 };
 
 /// How the CPU backend is opened.
@@ -149,6 +149,10 @@ impl Backend for CpuBackend {
         self.product.0 = self.product.0.max(rows * per_row);
         self.activations.reserve(self.product.0, self.product.1)?;
         Ok(routing)
+    }
+
+    fn copy_blocks(&mut self, cache: &mut Cache, copies: &[BlockCopy]) {
+        cache.copy_blocks(copies);
     }
 
     fn begin(&mut self, input: &StepInput<'_>) {

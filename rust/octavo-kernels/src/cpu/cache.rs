@@ -8,7 +8,7 @@
 use half::{bf16, f16};
 
 use super::{array::Array, memory::Plain, pool::SharedSlice, vector::Vector};
-use crate::{BackendError, CacheDtype, CacheShape, Result};
+use crate::{BackendError, BlockCopy, CacheDtype, CacheShape, Result};
 
 /// Positions in a tile of keys.
 pub(super) const TILE: usize = 16;
@@ -47,6 +47,23 @@ impl Cache {
             CacheDtype::Bf16 => Values::Bf16(Array::new(what, &lens)?),
         };
         Ok(Self { shape, values })
+    }
+
+    /// Copies blocks: each is one stretch of memory.
+    pub fn copy_blocks(&mut self, copies: &[BlockCopy]) {
+        fn copy<T: Copy>(values: &mut [T], len: usize, copies: &[BlockCopy]) {
+            for copy in copies {
+                let from = copy.from as usize * len;
+                values.copy_within(from..from + len, copy.to as usize * len);
+            }
+        }
+        let CacheShape { layers, block_size, kv_heads, head_dim, .. } = self.shape;
+        let len = layers * 2 * kv_heads * block_size * head_dim;
+        match &mut self.values {
+            Values::F32(values) => copy(values, len, copies),
+            Values::F16(values) => copy(values, len, copies),
+            Values::Bf16(values) => copy(values, len, copies),
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 
 use super::{attention, dequantise::dequantise, experts, gated, linear, norm, rope};
 use crate::{
-    Activation, Backend, BackendError, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result, RopeSpec,
-    StepInput, StepLimits, Weight, convert, routing::Routing, step::Step,
+    Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result,
+    RopeSpec, StepInput, StepLimits, Weight, convert, routing::Routing, step::Step,
 };
 
 /// How products with quantised weights see their activations. Dense weights always meet f32 activations.
@@ -209,6 +209,17 @@ impl Backend for ReferenceBackend {
 
     fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Routing> {
         Routing::new(experts, per_row, rows)
+    }
+
+    fn copy_blocks(&mut self, cache: &mut Cache, copies: &[BlockCopy]) {
+        let len = 2 * cache.shape.kv_heads * cache.shape.block_size * cache.shape.head_dim;
+        for layer in 0..cache.shape.layers {
+            for copy in copies {
+                let [from, to] =
+                    [copy.from, copy.to].map(|block| cache.at(layer, block as usize * cache.shape.block_size, 0, 0));
+                cache.values.copy_within(from..from + len, to);
+            }
+        }
     }
 
     fn begin(&mut self, input: &StepInput<'_>) {

@@ -172,6 +172,7 @@ pub struct Engine {
     pub(super) next_id: AtomicU64,
     pub(super) seed: u64,
     pub(super) limits: SchedulerConfig,
+    pub(super) prefix_caching: bool,
     pub(super) facts: Facts,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
@@ -330,12 +331,14 @@ impl Engine {
         }
     }
 
-    /// Who may share blocks with the choices of a call. Without prefix caching they share among themselves.
+    /// Who may share blocks with a call. Without prefix caching only its own choices, and scores of one namespace.
     fn namespace(&self, options: &Options, first: u64) -> Option<Arc<str>> {
-        match (self.limits.enable_prefix_caching, options.choices) {
-            (true, _) => Some(options.cache_salt.as_str().into()),
-            (false, 1) => None,
-            (false, _) => Some(format!("choices of call {first}").into()),
+        let salt = options.cache_salt.as_str();
+        match (self.prefix_caching, options.wanted, options.choices) {
+            (true, ..) => Some(salt.into()),
+            (false, Wanted::Scores { .. }, _) => Some(format!("scores\0{salt}").into()),
+            (false, _, 1) => None,
+            (false, ..) => Some(format!("choices\0{first}").into()),
         }
     }
 

@@ -60,6 +60,7 @@ pub fn open(
             next_id: AtomicU64::new(0),
             seed: config.seed,
             limits: loaded.limits,
+            prefix_caching: config.enable_prefix_caching,
             grammars: Grammars::new(loaded.tokenizer.clone(), loaded.facts.vocab, loaded.end_token_ids.clone()),
             facts: loaded.facts,
             tokenizer: loaded.tokenizer,
@@ -166,7 +167,6 @@ impl Loader {
             layout: plan.layout(),
             blocks: plan.cache.blocks,
             itl_target_ns: self.config.itl_target_ms.map(|ms| (ms * 1e6) as u64),
-            enable_prefix_caching: self.config.enable_prefix_caching,
         };
         let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
         let (tokenizer, template) = text_of(&files)?;

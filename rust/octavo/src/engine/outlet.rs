@@ -40,13 +40,16 @@ impl Outlet {
             return None;
         }
         self.tokens += 1;
-        let may_stop = self.tokens >= self.params.min_tokens;
         // A token that ends the generation leaves no text of its own (it cannot be drawn before `min_tokens`).
         let silent = self.ends(drawn.token_id) && !self.params.include_stop_str_in_output;
-        let pushed = if silent { Default::default() } else { self.text.push(drawn.token_id, may_stop) };
+        let pushed = if silent { Default::default() } else { self.text.push(drawn.token_id, self.may_stop()) };
         self.mailbox.push(self.index, &pushed.text, drawn.token_id, drawn.logprobs);
         self.stopped.clone_from(&pushed.stopped);
         pushed.stopped
+    }
+
+    fn may_stop(&self) -> bool {
+        self.tokens >= self.params.min_tokens
     }
 
     fn ends(&self, token_id: u32) -> bool {
@@ -58,14 +61,16 @@ impl Outlet {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        // A stop string found in a request's very last token: the scheduler had already ended it for its length.
-        let finish = match (self.stopped.take(), finish) {
-            (Some(stop), Finish::Length) => Finish::Stop(StopReason::StopString(stop)),
-            (_, finish) => finish,
+        let tail = self.text.finish(self.may_stop());
+        let finish = match (self.stopped.take(), tail.stopped, finish) {
+            // A stop string found in a request's very last token: the scheduler had already ended it for its length.
+            (Some(stop), _, Finish::Length) => Finish::Stop(StopReason::StopString(stop)),
+            // Found in what the end settled, which was before any token that ended it.
+            (_, Some(stop), Finish::Length | Finish::Stop(_)) => Finish::Stop(StopReason::StopString(stop)),
+            (_, _, finish) => finish,
         };
-        let tail = self.text.finish();
         self.shared.live.fetch_sub(1, Ordering::AcqRel);
-        self.mailbox.finish(self.index, &tail, finish, record);
+        self.mailbox.finish(self.index, &tail.text, finish, record);
     }
 
     /// Notes whom to wake for a new token.

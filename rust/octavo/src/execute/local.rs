@@ -45,6 +45,9 @@ impl<B: Backend> LocalExecutor<B> {
     }
 
     fn run(&mut self, batch: &Batch) -> StepOutput {
+        if !batch.copies.is_empty() {
+            self.decoder.copy_blocks(&batch.copies);
+        }
         self.decoder.forward(&batch.input());
         find_head_rows(batch, &mut self.head_rows);
         let mut output = StepOutput { entries: vec![EntryOutput::default(); batch.entries.len()] };

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::{Segment, StepInput};
+use octavo_kernels::{BlockCopy, Segment, StepInput};
 
 use crate::grammar::Guide;
 use crate::request::{RequestId, SamplingParams, TokenLogprobs, Wanted};
@@ -33,6 +33,8 @@ pub struct Batch {
     pub block_tables: Vec<u32>,
     /// One per segment: whose it is and what is wanted of it.
     pub entries: Vec<Entry>,
+    /// Blocks to copy before any row is run.
+    pub copies: Vec<BlockCopy>,
 }
 
 impl Batch {
@@ -58,6 +60,7 @@ impl Batch {
         self.segments.clear();
         self.block_tables.clear();
         self.entries.clear();
+        self.copies.clear();
     }
 }
 

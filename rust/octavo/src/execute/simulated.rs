@@ -187,6 +187,10 @@ impl Executor for Simulated {
     fn launch(&mut self, batch: &Batch) -> Result<(), String> {
         if !self.cache.is_empty() {
             self.check_writes(batch);
+            for copy in &batch.copies {
+                let [from, to] = [copy.from, copy.to].map(|block| block as usize * self.layout.block_size);
+                self.cache.copy_within(from..from + self.layout.block_size, to);
+            }
         }
         let entries = batch.entries.iter().zip(&batch.segments);
         let entries = entries

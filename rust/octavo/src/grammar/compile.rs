@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use llguidance::Matcher;
 use llguidance::api::TopLevelGrammar;
 
+use super::refuse;
 use super::vocabulary::{Step, Vocabulary};
 use crate::request::Constraint;
 
@@ -90,6 +91,7 @@ fn source(constraint: &Constraint) -> Result<TopLevelGrammar, String> {
     Ok(match constraint {
         Constraint::JsonSchema(schema) => {
             let schema = serde_json::from_str(schema).map_err(|error| format!("this is not JSON: {error}"))?;
+            refuse::schema(&schema)?;
             TopLevelGrammar::from_json_schema(schema)
         }
         Constraint::Regex(regex) => {
@@ -99,7 +101,10 @@ fn source(constraint: &Constraint) -> Result<TopLevelGrammar, String> {
             }
             TopLevelGrammar::from_regex(regex)
         }
-        Constraint::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        Constraint::Lark(grammar) => {
+            refuse::lark(grammar)?;
+            TopLevelGrammar::from_lark(grammar.clone())
+        }
         Constraint::Choice(choices) => {
             let quoted: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
             TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}\n", quoted.join(" | ")))

@@ -16,6 +16,7 @@
 mod cache; // compiled grammars, bounded in bytes
 mod compile; // from a constraint to a grammar, within limits
 mod guide; // the masks of one sequence, and the threads that compute them
+mod refuse; // what the library would take and not hold
 mod vocabulary; // the tokens as bytes, in a trie
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

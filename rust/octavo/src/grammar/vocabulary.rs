@@ -164,13 +164,26 @@ const NOTHING_FITS: &str = "NoExtensionBias";
 /// Longest error that is passed on: some quote the grammar.
 const LONGEST_ERROR: usize = 500;
 
+/// What the library says, and what it means here: its options cannot be reached.
+const REWORDED: [(&str, &str); 2] = [
+    (
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "a `oneOf` whose options are not told apart by a constant is not supported; use `anyOf`",
+    ),
+    (
+        "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
+        "a `$ref` to another document is refused, it must begin with `#/`:",
+    ),
+];
+
 /// An error of the library, without what is for its own makers.
 fn told(error: &str) -> String {
     let error = error.split("\n<").next().unwrap_or(error).trim();
+    let error = REWORDED.iter().fold(error.to_owned(), |error, (theirs, ours)| error.replace(theirs, ours));
     let error = match error.strip_prefix("panic: ") {
         Some(what) => &format!("it is beyond what can be compiled ({what})"),
         None if error == NOTHING_FITS => "no text of this model's tokens fits it",
-        None => error,
+        None => &error,
     };
     match error.char_indices().nth(LONGEST_ERROR) {
         Some((end, _)) => format!("{}…", &error[..end]),

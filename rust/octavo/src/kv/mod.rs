@@ -22,9 +22,12 @@ pub use table::BlockTable;
 #[derive(Debug)]
 pub struct KvCache {
     pool: Pool,
+    /// Full blocks.
     prefixes: PrefixIndex,
+    /// Blocks by the end of a prompt that lies in them. Their owners may still write behind it; whoever goes on from the
+    /// prompt's end copies the block.
+    tails: PrefixIndex,
     layout: KvLayout,
-    keep: bool,
 }
 
 /// A remembered prefix.
@@ -44,9 +47,9 @@ impl Found {
 }
 
 impl KvCache {
-    /// `blocks` blocks in this layout. Whoever holds a block, others can find it by prefix; `keep`: also when nobody does.
-    pub fn new(blocks: usize, layout: KvLayout, keep: bool) -> Self {
-        Self { pool: Pool::new(blocks), prefixes: PrefixIndex::new(blocks), layout, keep }
+    /// `blocks` blocks in this layout.
+    pub fn new(blocks: usize, layout: KvLayout) -> Self {
+        Self { pool: Pool::new(blocks), prefixes: PrefixIndex::new(blocks), tails: PrefixIndex::new(blocks), layout }
     }
 
     /// How positions lie in blocks.
@@ -113,8 +116,8 @@ impl KvCache {
     }
 
     /// How many of these blocks nobody holds: sharing them takes them from the available ones.
-    pub fn idle_among(&self, found: &Found) -> usize {
-        found.blocks().filter(|&block| self.pool.owners(block) == 0).count()
+    pub fn idle_among(&self, blocks: impl Iterator<Item = BlockId>) -> usize {
+        blocks.filter(|&block| self.pool.owners(block) == 0).count()
     }
 
     /// Puts a found prefix into an empty table.
@@ -149,7 +152,7 @@ impl KvCache {
             for group in (0..self.layout.groups()).rev() {
                 let Taken { block, evicted } = self.pool.take(now).expect("the room was counted");
                 if evicted {
-                    self.prefixes.forget(block);
+                    self.forget(block);
                 }
                 table.push(group, block, self.pool.rent(block, now));
             }
@@ -162,9 +165,42 @@ impl KvCache {
     pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
         for group in 0..self.layout.groups() {
             let block = table.blocks(group)[index];
-            let is_new = block != BlockId::NONE && !self.pool.is_remembered(block);
+            let is_new = block != BlockId::NONE && !self.prefixes.names(block);
             if is_new && self.prefixes.publish(key, group, block) {
                 self.pool.remember(block);
+            }
+        }
+    }
+
+    /// Remembers the last block of the table by the end of a prompt that lies in it, in every group.
+    pub fn publish_tail(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
+        for group in 0..self.layout.groups() {
+            let block = table.blocks(group)[index];
+            let is_new = block != BlockId::NONE && !self.tails.names(block);
+            if is_new && self.tails.publish(key, group, block) {
+                self.pool.remember(block);
+            }
+        }
+    }
+
+    /// For every group the block in which a prompt with this name ends.
+    pub fn find_tail(&self, key: PrefixKey) -> Option<Vec<BlockId>> {
+        (0..self.layout.groups()).map(|group| self.tails.find(key, group)).collect()
+    }
+
+    /// Holds blocks that are to be copied, so that they stay as they are. They are given back with their rents.
+    pub fn borrow(&mut self, blocks: &[BlockId], now: Time) -> Vec<(BlockId, u64)> {
+        let borrow = |&block: &BlockId| {
+            self.pool.share(block, now);
+            (block, self.pool.rent(block, now))
+        };
+        blocks.iter().map(borrow).collect()
+    }
+
+    fn forget(&mut self, block: BlockId) {
+        for index in [&mut self.prefixes, &mut self.tails] {
+            if index.names(block) {
+                index.forget(block);
             }
         }
     }
@@ -197,12 +233,9 @@ impl KvCache {
         rent
     }
 
-    fn give_back(&mut self, (block, rent_before): (BlockId, u64), now: Time) -> u128 {
+    /// Gives back one block, and returns its rent in block-nanoseconds.
+    pub fn give_back(&mut self, (block, rent_before): (BlockId, u64), now: Time) -> u128 {
         let rent = u128::from(self.pool.rent(block, now) - rent_before);
-        if !self.keep && self.pool.owners(block) == 1 && self.pool.is_remembered(block) {
-            self.prefixes.forget(block);
-            self.pool.forget(block);
-        }
         self.pool.release(block, now);
         rent
     }
@@ -212,8 +245,8 @@ impl KvCache {
         self.pool.owned_ns(now)
     }
 
-    /// Asserts everything that is always true; `tables` are all that exist. Walks the whole pool.
-    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
+    /// Asserts everything that is always true; `tables` and `borrowed` blocks are all that exist. Walks the whole pool.
+    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>, borrowed: impl Iterator<Item = BlockId>) {
         self.pool.check();
         let mut owners = vec![0; self.pool.len()];
         for table in tables {
@@ -224,10 +257,15 @@ impl KvCache {
                 held.iter().for_each(|block| owners[block.index()] += 1);
             }
         }
+        borrowed.for_each(|block| owners[block.index()] += 1);
         for (id, &owners) in owners.iter().enumerate() {
             assert_eq!(self.pool.owners(BlockId(id as u32)), owners, "block {id}: owners");
         }
-        assert!(self.keep || self.pool.idle() == 0, "nothing outlives its owners");
         self.prefixes.check(|block| self.pool.is_remembered(block));
+        self.tails.check(|block| self.pool.is_remembered(block));
+        let named = |&id: &u32| self.prefixes.names(BlockId(id)) || self.tails.names(BlockId(id));
+        let remembered = |&id: &u32| self.pool.is_remembered(BlockId(id));
+        let ids = 0..self.pool.len() as u32;
+        assert!(ids.clone().filter(named).eq(ids.filter(remembered)), "a remembered block has a name");
     }
 }

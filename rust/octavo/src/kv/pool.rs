@@ -179,13 +179,6 @@ impl Pool {
         block.remembered = true;
     }
 
-    /// An owned block's contents cannot be found any more.
-    pub fn forget(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id.index()];
-        assert!(block.owners > 0 && block.remembered, "only an owner can take back what it published");
-        block.remembered = false;
-    }
-
     /// What an owner since the beginning would owe for this block by `now`: an owner's rent is the difference between
     /// giving it back and taking it.
     pub fn rent(&mut self, id: BlockId, now: Time) -> u64 {

@@ -1,6 +1,6 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{Activation, Backend, CacheLayer, CacheShape, Result, StepInput};
+use octavo_kernels::{Activation, Backend, BlockCopy, CacheLayer, CacheShape, Result, StepInput};
 
 use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
@@ -129,6 +129,11 @@ impl<B: Backend> Decoder<B> {
     /// What it runs on.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Copies blocks of the KV cache, before the step that reads the copies.
+    pub fn copy_blocks(&mut self, copies: &[BlockCopy]) {
+        self.backend.copy_blocks(&mut self.cache, copies);
     }
 
     /// Runs every row of a step, so that [`Decoder::logits`] of it can be asked for.

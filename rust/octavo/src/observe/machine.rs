@@ -12,7 +12,7 @@ pub struct Machine {
     /// Instruction sets that have kernels, the plainest first.
     pub isa_available: Vec<String>,
     /// The one that would be used; or why the one that was asked for cannot be.
-    pub isa: String,
+    pub isa: Result<String, String>,
     /// Cores that this process may use at once: worker threads, when nothing is set.
     pub cores: usize,
     /// Bytes of memory.
@@ -25,7 +25,7 @@ pub struct Machine {
 pub fn machine() -> Machine {
     Machine {
         isa_available: Isa::available().into_iter().map(Isa::describe).collect(),
-        isa: Isa::from_environment().map_or_else(|error| error.to_string(), Isa::describe),
+        isa: Isa::from_environment().map(Isa::describe).map_err(|error| error.to_string()),
         cores: available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes().unwrap_or(0),
         free_memory_bytes: free_memory_bytes().unwrap_or(0),

@@ -22,8 +22,6 @@ pub struct SchedulerConfig {
     pub blocks: usize,
     /// How long a step may take while sequences decode, in nanoseconds; `None`: as long as it takes.
     pub itl_target_ns: Option<u64>,
-    /// Whether blocks outlive their sequences and are shared among equal prefixes.
-    pub enable_prefix_caching: bool,
 }
 
 impl SchedulerConfig {

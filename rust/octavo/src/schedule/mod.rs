@@ -13,6 +13,8 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
+use octavo_kernels::BlockCopy;
+
 use crate::execute::{Batch, EntryOutput, StepOutput};
 use crate::kv::KvCache;
 use crate::observe::meter::QueueReason;
@@ -70,7 +72,7 @@ impl Scheduler {
         Ok(Self {
             queue: Waiting::default(),
             running: Vec::new(),
-            kv: KvCache::new(config.blocks, config.layout.clone(), config.enable_prefix_caching),
+            kv: KvCache::new(config.blocks, config.layout.clone()),
             orders: HashMap::new(),
             events: VecDeque::new(),
             now: Time(0),
@@ -111,6 +113,7 @@ impl Scheduler {
             kv: &mut self.kv,
             preemptions: 0,
             tokens_cached: 0,
+            copies: Vec::new(),
         };
         decode::advance(&mut step);
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
@@ -124,11 +127,13 @@ impl Scheduler {
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
-        self.assemble(decoding, now)
+        let copies = step.copies;
+        self.assemble(decoding, copies, now)
     }
 
-    fn assemble(&mut self, decoding: usize, now: Time) -> Option<Batch> {
+    fn assemble(&mut self, decoding: usize, copies: Vec<BlockCopy>, now: Time) -> Option<Batch> {
         let mut batch = std::mem::take(&mut self.spare);
+        batch.copies = copies;
         batch.step = self.totals.steps;
         assemble::assemble(&mut batch, &mut self.running, &self.config.layout, now);
         if batch.rows() == 0 {
@@ -159,6 +164,7 @@ impl Scheduler {
             let output = std::mem::take(&mut outputs[sequence.entry]);
             let gave_rows = sequence.gives_rows();
             sequence.advance(sequences);
+            sequence.give_back_borrowed(&mut self.kv, now);
             if sequence.shares() {
                 sequence.publish(&mut self.kv);
             }
@@ -318,11 +324,12 @@ impl Scheduler {
     /// Asserts everything that is always true. Walks the pool and the queue: for tests.
     pub fn check(&self) {
         self.queue.check();
-        self.kv.check(self.running.iter().map(|sequence| &sequence.table));
+        let borrowed = self.running.iter().flat_map(|sequence| sequence.borrowed.iter().map(|&(block, _)| block));
+        self.kv.check(self.running.iter().map(|sequence| &sequence.table), borrowed);
         assert!(self.running.is_sorted_by_key(|sequence| sequence.order), "running sequences are in order");
         assert!(self.running.len() <= self.config.max_num_seqs, "more run than may");
         assert_eq!(self.orders.len(), self.running.len() + self.queue.len(), "every living request is somewhere");
-        let announced = self.running.iter().map(|sequence| sequence.announced.saturating_sub(sequence.published));
+        let announced = self.running.iter().map(Sequence::announcements);
         assert_eq!(self.kv.announcements(), announced.sum::<usize>(), "announced by somebody who runs");
         for sequence in &self.running {
             self.check_running(sequence);
@@ -347,9 +354,12 @@ impl Scheduler {
         for (group, &window) in layout.windows.iter().enumerate() {
             let outside = layout.outside(window, sequence.computed);
             assert_eq!(sequence.table.outside(group), outside, "{id}: holds what its window shows, and no more");
-            for &block in &sequence.table.blocks(group)[full..] {
-                assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
-                assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
+            for (index, &block) in sequence.table.blocks(group).iter().enumerate().skip(full) {
+                // Where its stem ends it writes behind what others know, and perhaps copy just now.
+                if index != sequence.stem() / layout.block_size {
+                    assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
+                    assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
+                }
             }
         }
         let most = layout.blocks_for(sequence.known());

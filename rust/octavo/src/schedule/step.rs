@@ -1,5 +1,7 @@
 //! What the stages share while a step is being planned.
 
+use octavo_kernels::BlockCopy;
+
 use crate::kv::KvCache;
 use crate::request::Time;
 use crate::sequence::Sequence;
@@ -24,6 +26,8 @@ pub struct Step<'a> {
     pub preemptions: u64,
     /// Tokens that were found in the cache.
     pub tokens_cached: u64,
+    /// Blocks to copy before the step.
+    pub copies: Vec<BlockCopy>,
 }
 
 impl Step<'_> {

@@ -28,7 +28,11 @@ const LARGEST: usize = 62;
 const LOCAL_ROPE: usize = 1;
 
 fn from_hf(config: &HfDecoder<'_>) -> Result<DecoderSpec, LoadError> {
-    let mut spec = DecoderSpec { qk_norm: QkNorm::PerHead, ..base_from_hf(config)? };
+    if config.bool("use_bidirectional_attention")?.unwrap_or(false) {
+        return Err(config.unsupported("attention", "use_bidirectional_attention", "causal"));
+    }
+    // Configurations carry Gemma 2's cap of attention scores, and the family does not apply it.
+    let mut spec = DecoderSpec { qk_norm: QkNorm::PerHead, attention_soft_cap: None, ..base_from_hf(config)? };
     let pattern = match config.integer("sliding_window_pattern")? {
         Some(pattern) => pattern,
         None => config.integer("_sliding_window_pattern")?.unwrap_or(PATTERN),

@@ -1,11 +1,15 @@
 //! From the queue into the step: what is remembered of the prompt is shared, room for the rest is made sure of.
 //!
 //! A prompt that begins like one that is being computed waits until that can be shared: a burst of requests with one long
-//! prefix, or the choices of one call, compute it once. Others may pass it meanwhile.
+//! prefix, or the choices of one call, compute it once: whole blocks are shared, and the block in which a prompt ends is
+//! copied, for each goes on writing in it. Others may pass it meanwhile.
 //!
 //! Blocks are taken as they are written, but nobody is admitted into blocks that a half-read prompt will need: each is
 //! promised enough to be read to its end. So two half-read prompts can never hold what the other one needs.
 
+use octavo_kernels::BlockCopy;
+
+use crate::kv::BlockId;
 use crate::observe::meter::QueueReason;
 use crate::schedule::Step;
 use crate::sequence::{Phase, Sequence};
@@ -72,15 +76,29 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     let block_size = step.kv.layout().block_size;
     let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
     let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
-    let shareable = sequence.shareable() / block_size;
-    let found = step.kv.find_prefix(shareable, |i| sequence.prefix_key(i, block_size));
-    sequence.waits_for = (found.len < shareable).then(|| sequence.prefix_key(found.len, block_size));
+    let shareable = sequence.shareable();
+    let found = step.kv.find_prefix(shareable / block_size, |i| sequence.prefix_key(i, block_size));
+    let at_tail = found.len == shareable / block_size;
+    sequence.waits_for = match at_tail {
+        true if shareable == sequence.stem() => sequence.tail_key(block_size),
+        true => None,
+        false => Some(sequence.prefix_key(found.len, block_size)),
+    };
     if sequence.waits_for.is_some_and(|key| step.kv.is_announced(key)) {
         return Err(QueueReason::Prefix);
     }
+    let mut tail = sequence.waits_for.filter(|_| at_tail).and_then(|key| step.kv.find_tail(key)).unwrap_or_default();
     let room = step.kv.layout().blocks_for(sequence.room_wanted());
-    let cached = found.len * block_size;
-    if room.saturating_sub(found.blocks().count()) + step.kv.idle_among(&found) > spare {
+    let mut needed = room.saturating_sub(found.blocks().count()) + step.kv.idle_among(found.blocks());
+    let to_copy = step.kv.idle_among(tail.iter().copied());
+    if needed + to_copy > spare {
+        // What is copied is held besides, for a step. Whoever needs the whole pool does without.
+        tail.clear();
+    } else {
+        needed += to_copy;
+    }
+    let cached = if tail.is_empty() { found.len * block_size } else { shareable };
+    if needed > spare {
         return Err(QueueReason::Blocks);
     }
     if rule == Rule::Whole && sequence.known() - cached > step.rows_left {
@@ -88,6 +106,8 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     }
     let mut sequence = step.queue.remove(order).ok_or(QueueReason::Blocks)?;
     step.kv.share(&mut sequence.table, &found, step.now);
+    sequence.borrowed = step.kv.borrow(&tail, step.now);
+    sequence.record.block_ns += step.kv.give_back_outside(&mut sequence.table, cached, step.now);
     sequence.admit(cached, step.now, &step.queue.clock);
     if sequence.shares() {
         sequence.announce(step.kv);
@@ -96,8 +116,12 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     let index = step.running.partition_point(|running| running.order < order);
     step.running.insert(index, sequence);
     read(step, index, step.rows_left);
-    assert!(step.running[index].planned > 0, "whoever is admitted begins at once");
-    Ok(room.saturating_sub(step.running[index].table.held()))
+    let sequence = &step.running[index];
+    assert!(sequence.planned > 0, "whoever is admitted begins at once");
+    let copy =
+        |(group, from): (usize, &BlockId)| BlockCopy { from: from.0, to: sequence.table.blocks(group)[found.len].0 };
+    step.copies.extend(tail.iter().enumerate().map(copy));
+    Ok(room.saturating_sub(sequence.table.held()))
 }
 
 /// Blocks that the half-read prompts will still take.

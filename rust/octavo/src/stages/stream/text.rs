@@ -80,16 +80,7 @@ impl TextStream {
         if self.matcher.is_empty() {
             return Pushed { text: settled, stopped: None };
         }
-        if !settled.is_empty() {
-            let pardoned = self.ahead.take().map_or(0, |ahead| ahead.pardoned);
-            let (old, new) = settled.split_at_checked(pardoned).unwrap_or(("", &settled));
-            self.matcher.feed(old, false);
-            self.held.push_str(&settled);
-            if let Some(found) = self.matcher.feed(new, may_stop) {
-                return self.stop(found.index, self.held.len() - new.len() + found.end);
-            }
-        }
-        if let Some((index, end)) = self.look_ahead(may_stop) {
+        if let Some((index, end)) = self.settle(&settled, may_stop).or_else(|| self.look_ahead(may_stop)) {
             return self.stop(index, end);
         }
         let keep = self.matcher.held_back();
@@ -97,12 +88,30 @@ impl TextStream {
         Pushed { text, stopped: None }
     }
 
-    /// No more tokens come: the rest of the text.
-    pub fn finish(&mut self) -> String {
+    /// No more tokens come: the rest of the text. Bytes that stay broken settle only now, so a stop string (one with
+    /// U+FFFD in it) may still appear; `may_stop` as for the last token.
+    pub fn finish(&mut self, may_stop: bool) -> Pushed {
         if std::mem::replace(&mut self.done, true) {
-            return String::new();
+            return Pushed::default();
         }
-        std::mem::take(&mut self.held) + &self.detokenizer.finish()
+        let settled = self.detokenizer.finish();
+        if let Some((index, end)) = self.settle(&settled, may_stop) {
+            return self.stop(index, end);
+        }
+        Pushed { text: std::mem::take(&mut self.held), stopped: None }
+    }
+
+    /// Takes settled text into `held`. Returns which stop string it completes, and where in `held` that ends.
+    fn settle(&mut self, settled: &str, may_stop: bool) -> Option<(usize, usize)> {
+        if settled.is_empty() {
+            return None;
+        }
+        let pardoned = self.ahead.take().map_or(0, |ahead| ahead.pardoned);
+        let (old, new) = settled.split_at_checked(pardoned).unwrap_or(("", settled));
+        self.matcher.feed(old, false);
+        self.held.push_str(settled);
+        let found = self.matcher.feed(new, may_stop)?;
+        Some((found.index, self.held.len() - new.len() + found.end))
     }
 
     /// Looks for stop strings in unsettled text; if one is there, takes that text into `held`.
