@@ -288,6 +288,8 @@ fn over_shared_texts() -> Vec<String> {
         "{% set s = 'a' * 9000 %}{{ s | replace('a', s) | length }}".to_owned(),
         "{% set s = 'a' * 9000 %}{{ s.replace('a', s) | length }}".to_owned(),
         "{% set s = 'a' * 9000 %}{{ s.replace('', s) | length }}".to_owned(),
+        "{{ [1].index('a' * 10000000) }}".to_owned(),
+        "{{ 'b'.index('a' * 10000000) }}".to_owned(),
         "{% set s = '<' * 20000000 %}{{ s | escape | length }}{{ s | forceescape | length }}".to_owned(),
         "{% set s = '\x01' * 20000000 %}{{ [s] | tojson | length }}".to_owned(),
         "{% set s = '\x01' * 20000000 %}{{ s | pprint | length }}".to_owned(),

@@ -375,11 +375,12 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     if name == "index" && value.kind() == ValueKind::Seq {
         let (wanted,): (Value,) = from_args(args)?;
         let at = value.try_iter()?.position(|item| item == wanted);
-        return at.map(Value::from).ok_or_else(|| not_found(&wanted));
+        return at.map(Value::from).ok_or_else(not_found);
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-pub(super) fn not_found(wanted: &Value) -> Error {
-    Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the value"))
+/// It does not name what was looked for: that can be long.
+pub(super) fn not_found() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "what `index` looks for is not there")
 }

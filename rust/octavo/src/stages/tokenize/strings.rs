@@ -50,7 +50,7 @@ pub(super) fn method(state: &mut State, text: &str, name: &str, args: &[Value]) 
                 at.map(|at| before + part[..at].chars().count())
             });
             match found {
-                None if name.ends_with("index") => return Err(not_found(&Value::from(wanted))),
+                None if name.ends_with("index") => return Err(not_found()),
                 found => Value::from(found.map_or(-1, |at| at as i64)),
             }
         }

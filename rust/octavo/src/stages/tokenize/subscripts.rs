@@ -41,7 +41,7 @@ pub(super) fn slice(
         let (first, count) = places(text.chars().count(), start, stop, step);
         let cut = match step {
             1 => text.chars().skip(first).take(count).collect(),
-            1.. => text.chars().skip(first).step_by(step as usize).take(count).collect(),
+            2.. => text.chars().skip(first).step_by(step as usize).take(count).collect(),
             _ => {
                 let back = text.chars().count().saturating_sub(first + 1);
                 text.chars().rev().skip(back).step_by(step.unsigned_abs() as usize).take(count).collect::<String>()
