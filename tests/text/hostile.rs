@@ -152,6 +152,7 @@ fn hostile() -> Vec<String> {
         // What a single statement does with a value that has been paid for is worth an error only if it costs too much.
         sources.push(again(in_itself, then));
     }
+    sources.extend(over_shared_texts());
     for (open, close) in [
         ("(", ")"),
         ("[", "]"),
@@ -172,6 +173,143 @@ fn hostile() -> Vec<String> {
     sources.push("{% if x %}".to_owned() + &"{% elif x %}".repeat(50_000) + "{% endif %}{{ 1 / 0 }}");
     sources.push("{% if x %}".to_owned() + &"{% elif x %}".repeat(490) + "{% endif %}{{ 1 / 0 }}");
     sources.push("x".repeat(2 << 20));
+    sources
+}
+
+/// Few values, which share texts that are long.
+fn over_shared_texts() -> Vec<String> {
+    let mut sources = vec!["{% set x = ['a' * 100000] * 100000 %}{{ x | join | length }}".to_owned()];
+    for then in [
+        "{{ x }}",
+        "{{ x | join | length }}",
+        "{{ x | replace('a', 'b') | length }}",
+        "{{ raise_exception(x) }}",
+        "{{ x | upper | length }}",
+        "{{ x | title | length }}",
+        "{{ x | tojson | length }}",
+        "{{ {'a': x} | tojson | length }}",
+        "{{ {'a': x} | length }}{{ {'a': x} ~ '' }}",
+        "{{ x | string | length }}",
+        "{{ (x ~ '') | length }}",
+        "{{ ('%s' | format(x)) | length }}",
+        "{{ ('%s' % (x,)) | length }}",
+        "{{ ['%s'] | map('format', x) | list | length }}",
+        "{{ '{}'.format(x) | length }}",
+        "{{ ''.join(x) | length }}",
+        "{{ x | indent | length }}",
+        "{{ x | sum(start='') | length }}",
+        "{{ x | trim | length }}",
+        "{{ x | urlencode | length }}",
+        "{{ x | escape | length }}",
+        "{{ x | forceescape | length }}",
+        "{{ x | pprint | length }}",
+        "{{ x | map('join') | list | length }}",
+        "{{ x | map('upper') | list | length }}",
+        "{{ x | map('list') | list | length }}",
+        "{{ x | map('urlencode') | list | length }}",
+        "{{ [x] | map('upper') | list | length }}",
+        "{{ [x] | map('join') | list | length }}",
+        "{{ [x] | map('string') | list | length }}",
+        "{{ [x] | map('tojson') | list | length }}",
+        "{{ x | sort | length }}{{ x | sort | length }}",
+        "{{ x | unique | list }}",
+        "{{ x | max }}",
+        "{{ x | center(10) | length }}",
+        "{{ x | truncate(10) | length }}",
+        "{{ x | int }}{{ x | join }}",
+        "{% for i in range(1000) %}{% if x == ['a' * 100000] * 20000 %}{% endif %}{% endfor %}",
+        "{% for i in range(1000) %}{% if ('a' * 99999 ~ 'b') in x %}{% endif %}{% endfor %}",
+        "{% for i in range(1000) %}{% if x.count('a' * 99999 ~ 'b') %}{% endif %}{% endfor %}",
+        "{% for i in range(1000) %}{% set y = x | select('upper') | list %}{% endfor %}",
+        "{% for i in range(1000) %}{% set y = x | select('in', 'a' * 100001) | list %}{% endfor %}",
+        "{% for i in range(1000) %}{% set y = x | batch(3) | map('join') | list %}{% endfor %}",
+        "{% for i in range(1000) %}{% set y = x | slice(3) | map('join') | list %}{% endfor %}",
+        "{% for i in range(1000) %}{% set y = x | map('length') | list %}{% endfor %}",
+        "{% for y in x %}{{ y }}{% endfor %}",
+        "{% for y in x %}{% set z = y | upper %}{% endfor %}",
+        "{% for y in x %}{% set z = {y: 1} %}{% endfor %}",
+        "{% for y in x %}{% if y == 'a' * 100000 %}{% endif %}{% endfor %}",
+        "{% for y in x %}{% set z = y.split('a') %}{% endfor %}",
+        "{% for y in x %}{% set z = y | list %}{% endfor %}",
+        "{% for y in x %}{% if 'b' in y %}{% endif %}{% endfor %}",
+    ] {
+        sources.push(format!("{{% set x = ['a' * 100000] * 20000 %}}{then}"));
+        // As many as can be kept, so that it is what comes after that costs too much.
+        sources.push(format!("{{% set x = ['a' * 100000] * 2000 %}}{}", then.replace("20000", "2000")));
+    }
+    for then in [
+        "join(attribute='k') | length",
+        "map(attribute='k') | join | length",
+        "map(attribute='k') | map('upper') | list | length",
+        "groupby('k') | list | string | length",
+        "groupby('k') | map(attribute='list') | map('string') | list | length",
+        "sort(attribute='k') | tojson | length",
+        "selectattr('k', 'in', ['a' * 100000]) | list | string | length",
+        "map('dictsort') | list | string | length",
+        "map('urlencode') | list | length",
+        "map('items') | map('list') | list | string | length",
+    ] {
+        sources.push(format!("{{{{ ([{{'k': 'a' * 100000}}] * 20000) | {then} }}}}"));
+        sources.push(format!("{{{{ ([{{'k': 'a' * 100000}}] * 2000) | {then} }}}}"));
+    }
+    let often = |body: &str| format!("{{% set s = 'é' * 400000 %}}{{% for i in range(99999) %}}{body}{{% endfor %}}");
+    sources.extend([
+        "{{ (('{0}' * 20000).format('a' * 100000)) | length }}".to_owned(),
+        "{{ (('{a}' * 20000).format(a='a' * 100000)) | length }}".to_owned(),
+        "{{ (('%(a)s' * 20000) | format(a='a' * 100000)) | length }}".to_owned(),
+        "{% set f = '%(a)s' * 20000 %}{{ (f % {'a': 'a' * 100000}) | length }}".to_owned(),
+        "{{ ['%(a)s' * 20000] | map('format', a='a' * 100000) | list | length }}".to_owned(),
+        "{{ ('{:9999}' * 100000).format(*range(100000)) | length }}".to_owned(),
+        "{{ ('{0:9999}' * 100000).format(1) | length }}".to_owned(),
+        "{{ ('%(a)9999d' * 100000) | format(a=1) | length }}".to_owned(),
+        "{{ ([1] * 20000) | join('a' * 100000) | length }}".to_owned(),
+        "{{ ('a' * 100000).join(['b'] * 20000) | length }}".to_owned(),
+        "{{ ([1] * 20000) | tojson(separators=('a' * 100000, ':')) | length }}".to_owned(),
+        "{{ ([1] * 20000) | tojson(indent='a' * 100000) | length }}".to_owned(),
+        "{{ 'x'.ljust(9999, 'a' * 100000) | length }}".to_owned(),
+        "{{ 'x'.zfill(9999, 'a' * 100000) | length }}".to_owned(),
+        "{{ ('\t' * 100000).expandtabs(100000) | length }}".to_owned(),
+        "{{ (['a'] * 400000) | sum(start='') | length }}".to_owned(),
+        "{{ ([(1,)] * 400000) | sum(start=()) | length }}".to_owned(),
+        "{{ ([[1]] * 400000) | sum(start=[]) | length }}".to_owned(),
+        "{% set s = 'a' * 20000000 %}{{ s.split('a') | length }}".to_owned(),
+        "{% set s = ' ' * 20000000 %}{{ s.rsplit(' ') | length }}".to_owned(),
+        "{% set s = 'a ' * 10000000 %}{{ s.split() | length }}".to_owned(),
+        "{% set s = '\n' * 20000000 %}{{ s.splitlines() | length }}".to_owned(),
+        "{% set s = '\n' * 20000000 %}{{ s | indent | length }}".to_owned(),
+        "{% set s = '\n' * 1000 %}{{ s | indent('a' * 100000) | length }}".to_owned(),
+        "{% set s = '\n' * 20000000 %}{{ s | lines | list | length }}".to_owned(),
+        "{% set s = 'a ' * 10000000 %}{{ s | split | list | length }}".to_owned(),
+        "{% set s = 'a' * 20000000 %}{{ s | list | length }}".to_owned(),
+        "{% set s = 'a' * 20000000 %}{% for c in s %}{% endfor %}".to_owned(),
+        "{% set s = 'a' * 20000000 %}{{ s | sort | length }}".to_owned(),
+        "{% set s = 'a' * 20000000 %}{{ s | urlencode | length }}{{ s | urlencode | length }}".to_owned(),
+        "{% set s = 'é' * 10000000 %}{{ s.swapcase() | length }}{{ s.casefold() | length }}".to_owned(),
+        "{% set s = 'a' * 9000 %}{{ s | replace('a', s) | length }}".to_owned(),
+        "{% set s = 'a' * 9000 %}{{ s.replace('a', s) | length }}".to_owned(),
+        "{% set s = 'a' * 9000 %}{{ s.replace('', s) | length }}".to_owned(),
+        "{{ [1].index('a' * 10000000) }}".to_owned(),
+        "{{ 'b'.index('a' * 10000000) }}".to_owned(),
+        "{% set s = '<' * 20000000 %}{{ s | escape | length }}{{ s | forceescape | length }}".to_owned(),
+        "{% set s = '\x01' * 20000000 %}{{ [s] | tojson | length }}".to_owned(),
+        "{% set s = '\x01' * 20000000 %}{{ s | pprint | length }}".to_owned(),
+        often("{% set a = s[399998:399999] %}"),
+        often("{% set a = s[::-1] %}"),
+        often("{% set a = s[399998] %}"),
+        often("{% set a = s[-1] %}"),
+        often("{% set a = s[399990 + i] %}"),
+        often("{% set a = s.find('x', 399998) %}"),
+        often("{% for c in s %}{% break %}{% endfor %}"),
+        often("{% set a = s | first %}"),
+        often("{% set a = s | last %}"),
+        often("{% set a = s | length %}"),
+        often("{% if s == 'é' * 400000 %}{% endif %}"),
+        often("{% if s < s %}{% endif %}"),
+        often("{% if s is upper %}{% endif %}"),
+        often("{% if s is eq s %}{% endif %}"),
+        often("{% set a = {s: 1} %}"),
+        often("{% set a = namespace(b=s) %}{% set a.b = a.b[1:] %}"),
+    ]);
     sources
 }
 
@@ -254,7 +392,7 @@ fn bounds_do_not_show() {
             "02",
         ),
         ("{% block a %}x{% endblock %}{{ self.a() }}{% autoescape true %}{{ '<' }}{% endautoescape %}", "xx<"),
-        ("{% set f = cycler(['a', 'b']) %}{{ f.next() }}{{ f.next() }}{{ f.next() }}", "aba"),
+        ("{% set f = cycler('a', 'b') %}{{ f.next() }}{{ f.next() }}{{ f.next() }}", "aba"),
         ("{{ dict(a=1, **{'b': 2}) }}{{ [1, 2] | sum }}{{ '%s-%s' | format(*[1, 2]) }}", "{'a': 1, 'b': 2}31-2"),
         ("{{ [3, 1, 2] | sort(reverse=true) | join(', ') }}", "3, 2, 1"),
         ("{{ loop is defined }}{{ 4 is divisibleby 2 }}{{ 'a' is in ['a'] }}{{ x is undefined }}", "FalseTrueTrueTrue"),

@@ -4,6 +4,7 @@
 
 mod chat;
 mod hostile;
+mod jinja;
 mod fixtures;
 mod stream;
 mod tokenizer;

@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 
+use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, State, Value as Jinja};
 use serde_json::{Map, Value};
@@ -131,7 +132,7 @@ impl ChatTemplate {
             let message = python::to_str(state, &message)?;
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
         });
-        let jinja_source = with_long_escapes(&without_generation_blocks(source));
+        let jinja_source = with_python_escapes(&without_generation_blocks(source), &jinja);
         let bounded = bounds::add_to(&jinja_source, &jinja).map_err(failed)?;
         environment.add_template_owned("chat", bounded.source).map_err(failed)?;
         let walks_contents = bounded.walks_contents;
@@ -214,7 +215,8 @@ impl ChatTemplate {
             ("strftime_now".to_owned(), Jinja::from_function(move |format: &str| now.format(format))),
         ];
         context.extend(input.variables.iter().map(|(name, value)| (name.clone(), python::from_json(value))));
-        let text = self.run(Jinja::from_pairs(context), FUEL + fuel_for(&messages))?;
+        let others = [tools, documents].into_iter().flatten().map(fuel_for).sum::<u64>();
+        let text = self.run(Jinja::from_pairs(context), FUEL + fuel_for(&messages) + others)?;
         if input.continue_final_message { cut_after_final_message(text, &messages) } else { Ok(text) }
     }
 
@@ -349,21 +351,44 @@ fn without_generation_blocks(source: &str) -> String {
     out + rest
 }
 
-/// Python's `\U0001F642`, which the engine does not read, as the character itself.
-fn with_long_escapes(source: &str) -> String {
-    let mut parts = source.split("\\U");
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let letter = part.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).and_then(char::from_u32);
-        match letter.filter(|_| !out.ends_with('\\')) {
-            Some(letter) => {
-                out.push(letter);
-                out.push_str(&part[8..]);
-            }
-            None => out.extend(["\\U", part]),
+/// Escapes that the engine reads in another way than Python, as both read them: `\U0001F642` and `\/`.
+fn with_python_escapes(source: &str, syntax: &SyntaxConfig) -> String {
+    let (mut out, mut done) = (String::with_capacity(source.len()), 0);
+    // What is no template will be refused when it is compiled.
+    for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
+        let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+        if let (Token::String(_), Some(literal)) = (token, source.get(start..end)) {
+            out.push_str(&source[done..start]);
+            push_literal(literal, &mut out);
+            done = end;
         }
     }
-    out
+    out + &source[done..]
+}
+
+fn push_literal(mut literal: &str, out: &mut String) {
+    while let Some(at) = literal.find('\\') {
+        out.push_str(&literal[..at]);
+        let escaped = &literal[at + 1..];
+        let long = || u32::from_str_radix(escaped.strip_prefix('U')?.get(..8)?, 16).ok().and_then(char::from_u32);
+        let len = match (escaped.chars().next(), long()) {
+            (_, Some(letter)) => {
+                out.push(letter);
+                9
+            }
+            (Some('/'), _) => {
+                out.push_str("\\\\/");
+                1
+            }
+            (letter, _) => {
+                out.push('\\');
+                out.extend(letter);
+                letter.map_or(0, char::len_utf8)
+            }
+        };
+        literal = &escaped[len..];
+    }
+    out.push_str(literal);
 }
 
 /// What `raise_exception` was called with.

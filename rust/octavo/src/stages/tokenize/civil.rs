@@ -55,51 +55,73 @@ impl LocalTime {
                 out.push(letter);
                 continue;
             }
-            let unpadded = letters.next_if_eq(&'-').is_some();
-            match letters.next() {
-                Some(code) => self.push_code(code, unpadded, &mut out),
-                None => out.push('%'),
+            let flag = letters.next_if(|letter| "-_0^".contains(*letter));
+            let code = letters.next();
+            match code.filter(|&code| self.push_code(code, flag, &mut out)) {
+                Some(_) => {}
+                None => out.extend(['%'].into_iter().chain(flag).chain(code)),
             }
         }
         out
     }
 
-    fn push_code(&self, code: char, unpadded: bool, out: &mut String) {
-        let mut number = |value: u32, width: usize| {
-            let width = if unpadded { 0 } else { width };
-            out.push_str(&format!("{value:0width$}"));
-        };
-        let hour12 = (self.hour + 11) % 12 + 1;
-        match code {
-            'd' => number(self.day, 2),
-            'm' => number(self.month, 2),
-            'y' => number(self.year.rem_euclid(100) as u32, 2),
-            'H' => number(self.hour, 2),
-            'I' => number(hour12, 2),
-            'M' => number(self.minute, 2),
-            'S' => number(self.second, 2),
-            'j' => number(self.day_of_year(), 3),
-            'w' => number((self.weekday() as u32 + 1) % 7, 1),
-            'u' => number(self.weekday() as u32 + 1, 1),
-            'f' => number(0, 6),
-            'e' => out.push_str(&format!("{:2}", self.day)),
-            'Y' => out.push_str(&self.year.to_string()),
-            'B' => out.push_str(self.month_name()),
-            'b' | 'h' => out.push_str(&self.month_name()[..3]),
-            'A' => out.push_str(DAYS[self.weekday()]),
-            'a' => out.push_str(&DAYS[self.weekday()][..3]),
-            'p' => out.push_str(if self.hour < 12 { "AM" } else { "PM" }),
-            'F' => out.push_str(&self.format("%Y-%m-%d")),
-            'T' | 'X' => out.push_str(&self.format("%H:%M:%S")),
-            'R' => out.push_str(&self.format("%H:%M")),
-            'D' | 'x' => out.push_str(&self.format("%m/%d/%y")),
-            'c' => out.push_str(&self.format("%a %b %e %H:%M:%S %Y")),
-            'z' | 'Z' => {} // a naive time, as in the reference
-            'n' => out.push('\n'),
-            't' => out.push('\t'),
-            '%' => out.push('%'),
-            other => out.extend(['%', other]),
+    /// Writes what a code stands for; false for one that is not known.
+    fn push_code(&self, code: char, flag: Option<char>, out: &mut String) -> bool {
+        if let Some((value, width, fill)) = self.number(code) {
+            out.push_str(&match flag.unwrap_or(fill) {
+                '-' => value.to_string(),
+                '_' | ' ' => format!("{value:width$}"),
+                _ => format!("{value:0width$}"),
+            });
+            return true;
         }
+        let text = match code {
+            'Y' => self.year.to_string(),
+            'B' => self.month_name().to_owned(),
+            'b' | 'h' => self.month_name()[..3].to_owned(),
+            'A' => DAYS[self.weekday()].to_owned(),
+            'a' => DAYS[self.weekday()][..3].to_owned(),
+            'p' => if self.hour < 12 { "AM" } else { "PM" }.to_owned(),
+            'P' => if self.hour < 12 { "am" } else { "pm" }.to_owned(),
+            'F' => self.format("%Y-%m-%d"),
+            'T' | 'X' => self.format("%H:%M:%S"),
+            'R' => self.format("%H:%M"),
+            'r' => self.format("%I:%M:%S %p"),
+            'D' | 'x' => self.format("%m/%d/%y"),
+            'c' => self.format("%a %b %e %H:%M:%S %Y"),
+            'z' | 'Z' => String::new(), // a naive time, as in the reference
+            'n' => "\n".to_owned(),
+            't' => "\t".to_owned(),
+            '%' => "%".to_owned(),
+            _ => return false,
+        };
+        out.push_str(&if flag == Some('^') { text.to_uppercase() } else { text });
+        true
+    }
+
+    /// The number that a code stands for, how wide it is, and what fills it up.
+    fn number(&self, code: char) -> Option<(u32, usize, char)> {
+        let hour12 = (self.hour + 11) % 12 + 1;
+        let week_from = |first: usize| (self.day_of_year() + 6 - ((self.weekday() + 7 - first) % 7) as u32) / 7;
+        Some(match code {
+            'd' => (self.day, 2, '0'),
+            'm' => (self.month, 2, '0'),
+            'y' => (self.year.rem_euclid(100) as u32, 2, '0'),
+            'H' => (self.hour, 2, '0'),
+            'I' => (hour12, 2, '0'),
+            'M' => (self.minute, 2, '0'),
+            'S' => (self.second, 2, '0'),
+            'j' => (self.day_of_year(), 3, '0'),
+            'w' => ((self.weekday() as u32 + 1) % 7, 1, '0'),
+            'u' => (self.weekday() as u32 + 1, 1, '0'),
+            'f' => (0, 6, '0'),
+            'e' => (self.day, 2, ' '),
+            'k' => (self.hour, 2, ' '),
+            'l' => (hour12, 2, ' '),
+            'U' => (week_from(6), 2, '0'),
+            'W' => (week_from(0), 2, '0'),
+            _ => return None,
+        })
     }
 
     fn month_name(&self) -> &'static str {
@@ -147,6 +169,16 @@ mod tests {
             (4_107_542_400, "2100-03-01 00:00:00 Monday 060"),
         ] {
             assert_eq!(LocalTime::from_unix(seconds).format("%F %T %A %j"), want);
+        }
+    }
+
+    #[test]
+    fn counts_weeks_from_sundays_and_mondays() {
+        for (year, month, day, want) in
+            [(2025, 3, 4, "09 09"), (2025, 1, 1, "00 00"), (2023, 1, 1, "01 00"), (2024, 12, 31, "52 53")]
+        {
+            let time = LocalTime { year, month, day, hour: 0, minute: 0, second: 0 };
+            assert_eq!(time.format("%U %W"), want);
         }
     }
 }

@@ -23,6 +23,9 @@ mod civil; // the date, as templates may ask for it
 mod marker; // keeps what users wrote from turning into special tokens
 mod python; // what templates expect of Python
 mod strings; // its methods of strings
+mod subscripts; // its indices and slices
+mod format; // its ways to fill in a text
+mod filters; // what they expect of Jinja beyond the engine
 
 pub use chat::{ChatError, ChatTemplate, RenderInput, Rendered};
 pub use civil::LocalTime;

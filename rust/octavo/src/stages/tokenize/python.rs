@@ -1,18 +1,20 @@
 //! What chat templates expect of Python and Jinja beyond what the engine has: how values are printed, `json.dumps`, and a
 //! few methods and filters.
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
-use super::bounds::{BOUNDED, bounded};
 use super::marker::is_placeholder;
-use super::strings::{self, is_space};
+use super::{bounds, filters, format, strings, subscripts};
 
 /// Deeper values are refused: printing them recurses.
 pub(super) const MAX_DEPTH: usize = 100;
 
 /// What it costs to print one item: as much as a few instructions.
 const ITEM_FUEL: u64 = 8;
+/// How many bytes one unit of fuel copies, and how many it quotes.
+const COPIED_PER_FUEL: u64 = 64;
+const QUOTED_PER_FUEL: u64 = 16;
 
 /// Adds all of it to an environment.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
@@ -20,22 +22,27 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     // Jinja has neither; the one is lazy without a bound, the other prints everything.
     environment.remove_filter("chain");
     environment.remove_global("debug");
-    environment.add_filter(BOUNDED, bounded);
+    environment.add_filter(bounds::BOUNDED, bounds::bounded);
+    environment.add_filter(bounds::PERCENT, format::percent);
+    environment.add_function(bounds::ITEM, subscripts::item);
+    environment.add_function(bounds::SLICE, subscripts::slice);
+    filters::add_to(environment);
     environment.set_unknown_method_callback(method);
     environment.set_formatter(print);
     environment.add_filter("tojson", tojson);
     environment.add_filter("string", |state: &State, value: &Value| to_str(state, value));
-    environment.add_filter("pprint", |state: &State, value: &Value| repr(state, value));
-    environment.add_filter("center", center);
-    environment.add_filter("wordcount", |text: &str| text.split_whitespace().count());
-    environment.add_filter("truncate", truncate);
-    environment.add_filter("urlencode", urlencode);
-    environment.add_filter("trim", trim);
-    environment.add_filter("join", join);
+    environment.add_filter("pprint", pprint);
     // As in Python: None is not iterable, strings and what is undefined are.
     environment.add_test("iterable", |value: &Value| {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
+    });
+    // What has a length and items by number or name.
+    environment.add_test("sequence", |value: &Value| match value.kind() {
+        ValueKind::Seq | ValueKind::String | ValueKind::Undefined => true,
+        ValueKind::Map => plain_map(value),
+        ValueKind::Iterable => value.len().is_some(),
+        _ => false,
     });
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
@@ -69,7 +76,10 @@ fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
 /// Python's `str(value)`; nothing for what is undefined.
 pub(super) fn to_str(state: &State, value: &Value) -> Result<String, Error> {
     match value.as_str() {
-        Some(text) => Ok(text.to_owned()),
+        Some(text) => {
+            pay_for_bytes(state, text.len())?;
+            Ok(text.to_owned())
+        }
         None if value.is_undefined() => Ok(String::new()),
         None => repr(state, value),
     }
@@ -85,7 +95,11 @@ fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> R
     pay_for_item(state, depth)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
-        ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            state.consume_fuel(text.len() as u64 / QUOTED_PER_FUEL)?;
+            write_quoted(text, out);
+        }
         ValueKind::Number if !value.is_integer() => out.push_str(&float(f64::try_from(value.clone())?, "inf", "nan")),
         ValueKind::Map if plain_map(value) => {
             out.push('{');
@@ -113,6 +127,28 @@ fn write_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> R
         _ => out.push_str(&value.to_string()),
     }
     Ok(())
+}
+
+/// What `pprint` shows, on one line: the keys of dictionaries are sorted.
+fn pprint(state: &State, value: &Value) -> Result<String, Error> {
+    repr(state, &sorted(state, value, 0)?)
+}
+
+fn sorted(state: &State, value: &Value, depth: usize) -> Result<Value, Error> {
+    pay_for_item(state, depth)?;
+    match value.kind() {
+        ValueKind::Map if plain_map(value) => {
+            let mut keys: Vec<Value> = value.try_iter()?.collect();
+            keys.sort();
+            let pair = |key: Value| Ok((key.clone(), sorted(state, &value.get_item(&key)?, depth + 1)?));
+            Ok(Value::from_pairs(keys.into_iter().map(pair).collect::<Result<Vec<_>, Error>>()?))
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items = value.try_iter()?.map(|item| sorted(state, &item, depth + 1)).collect::<Result<Vec<_>, _>>()?;
+            Ok(if value.is_tuple() { Value::from_object(Tuple::new(items)) } else { items.into() })
+        }
+        _ => Ok(value.clone()),
+    }
 }
 
 /// A dictionary, not an object of the engine (a namespace, a macro) that merely looks like one.
@@ -214,7 +250,7 @@ impl Style<'_> {
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number if value.is_integer() => out.push_str(&value.to_string()),
             ValueKind::Number => out.push_str(&float(f64::try_from(value.clone())?, "Infinity", "NaN")),
-            ValueKind::String => self.write_string(value.as_str().unwrap_or_default(), out),
+            ValueKind::String => self.write_string(value.as_str().unwrap_or_default(), out)?,
             ValueKind::Map if plain_map(value) => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sorted {
@@ -250,6 +286,8 @@ impl Style<'_> {
     ) -> Result<(), Error> {
         out.push_str(open);
         for n in 0..len {
+            let indent = self.indent.as_ref().map_or(0, |indent| indent.len() * (depth + 1));
+            pay_for_bytes(self.state, self.comma.len() + self.colon.len() + indent)?;
             out.push_str(if n == 0 { "" } else { &self.comma });
             self.new_line(depth + 1, out);
             write(self, n, out)?;
@@ -274,13 +312,13 @@ impl Style<'_> {
             None => {
                 let mut name = String::new();
                 self.write(key, 0, &mut name)?;
-                self.write_string(&name, out);
+                self.write_string(&name, out)
             }
         }
-        Ok(())
     }
 
-    fn write_string(&self, text: &str, out: &mut String) {
+    fn write_string(&self, text: &str, out: &mut String) -> Result<(), Error> {
+        self.state.consume_fuel(text.len() as u64 / QUOTED_PER_FUEL)?;
         out.push('"');
         for letter in text.chars() {
             match letter {
@@ -301,11 +339,17 @@ impl Style<'_> {
             }
         }
         out.push('"');
+        Ok(())
     }
 }
 
+/// Pays for text that is about to be copied.
+pub(super) fn pay_for_bytes(state: &State, bytes: usize) -> Result<(), Error> {
+    state.consume_fuel(bytes as u64 / COPIED_PER_FUEL)
+}
+
 /// Bounds the work and the depth of walking through a value.
-fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
+pub(super) fn pay_for_item(state: &State, depth: usize) -> Result<(), Error> {
     state.consume_fuel(ITEM_FUEL)?;
     check_depth(depth)
 }
@@ -324,87 +368,19 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     {
         return Ok(result);
     }
+    if name == "copy" && (value.kind() == ValueKind::Seq || plain_map(value)) {
+        let () = from_args(args)?;
+        return Ok(value.clone());
+    }
     if name == "index" && value.kind() == ValueKind::Seq {
         let (wanted,): (Value,) = from_args(args)?;
         let at = value.try_iter()?.position(|item| item == wanted);
-        return at.map(Value::from).ok_or_else(|| not_found(&wanted));
+        return at.map(Value::from).ok_or_else(not_found);
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-pub(super) fn not_found(wanted: &Value) -> Error {
-    Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the value"))
-}
-
-fn trim(state: &State, value: &Value, chars: Option<String>) -> Result<String, Error> {
-    let inside = |letter: char| chars.as_deref().map_or(is_space(letter), |chars| chars.contains(letter));
-    Ok(to_str(state, value)?.trim_matches(inside).to_owned())
-}
-
-/// Joins items as Python would print them.
-fn join(
-    state: &State,
-    values: &Value,
-    separator: Option<&str>,
-    attribute: Option<Value>,
-    options: Kwargs,
-) -> Result<String, Error> {
-    let attribute = attribute.or(options.get::<Option<Value>>("attribute")?);
-    let separator = separator.map(str::to_owned).or(options.get::<Option<String>>("d")?).unwrap_or_default();
-    options.assert_all_used()?;
-    let item = |value: Value| {
-        pay_for_item(state, 0)?;
-        match &attribute {
-            Some(name) => to_str(state, &value.get_item(name)?),
-            None => to_str(state, &value),
-        }
-    };
-    let items: Vec<String> = values.try_iter()?.map(item).collect::<Result<_, _>>()?;
-    Ok(items.join(&separator))
-}
-
-pub(super) fn center(state: &State, text: &str, width: Option<usize>) -> Result<String, Error> {
-    let missing = padding(state, text, width.unwrap_or(80))?;
-    let left = missing / 2;
-    Ok(format!("{}{text}{}", " ".repeat(left), " ".repeat(missing - left)))
-}
-
-/// How many letters `text` lacks, paid for in advance.
-pub(super) fn padding(state: &State, text: &str, width: usize) -> Result<usize, Error> {
-    let missing = width.saturating_sub(text.chars().count());
-    state.consume_fuel(missing as u64 / 16)?;
-    Ok(missing)
-}
-
-fn truncate(state: &State, text: &str, args: Rest<Value>, options: Kwargs) -> Result<String, Error> {
-    let option = |n: usize, name: &str| -> Result<Option<Value>, Error> {
-        Ok(args.get(n).cloned().or(options.get::<Option<Value>>(name)?))
-    };
-    let length = option(0, "length")?.map_or(Ok(255), usize::try_from)?;
-    let whole_words = !option(1, "killwords")?.is_some_and(|kill| kill.is_true());
-    let end = option(2, "end")?.map_or(Ok("...".to_owned()), |end| to_str(state, &end))?;
-    let leeway = option(3, "leeway")?.map_or(Ok(5), usize::try_from)?;
-    options.assert_all_used()?;
-    if text.chars().count() <= length.saturating_add(leeway) {
-        return Ok(text.to_owned());
-    }
-    let kept: String = text.chars().take(length.saturating_sub(end.chars().count())).collect();
-    let kept = if whole_words { kept.rsplit_once(' ').map_or(kept.as_str(), |(head, _)| head) } else { &kept };
-    Ok(format!("{kept}{end}"))
-}
-
-fn urlencode(state: &State, value: &Value) -> Result<String, Error> {
-    let quote = |text: &str| -> String {
-        let byte = |byte: u8| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => (byte as char).to_string(),
-            other => format!("%{other:02X}"),
-        };
-        text.bytes().map(byte).collect()
-    };
-    if value.kind() != ValueKind::Map {
-        return Ok(quote(&to_str(state, value)?));
-    }
-    let pair =
-        |key: Value| Ok(format!("{}={}", quote(&to_str(state, &key)?), quote(&to_str(state, &value.get_item(&key)?)?)));
-    Ok(value.try_iter()?.map(pair).collect::<Result<Vec<_>, Error>>()?.join("&"))
+/// It does not name what was looked for: that can be long.
+pub(super) fn not_found() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "what `index` looks for is not there")
 }

@@ -1,9 +1,12 @@
 //! Expressions, written out again, with the filter where a composite value is stored or looked into.
 
 use minijinja::Error;
-use minijinja::machinery::ast::{BinOp, BinOpKind, Call, CallArg, CompareOpKind, Expr, IfExpr, UnaryOpKind};
+use minijinja::machinery::ast::{BinOp, BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, IfExpr, UnaryOpKind};
 
-use super::{BOUNDED, BOUNDED_FILTER, COMPARING_METHODS, SHALLOW_FILTERS, SHALLOW_TESTS, WALKING_FILTERS, Writer};
+use super::{
+    BOUNDED, BOUNDED_FILTER, CHOOSING_FILTERS, COMPARING_METHODS, ITEM, NEAR, PERCENT, SHALLOW_FILTERS, SHALLOW_TESTS,
+    SLICE, Use, WALKING_FILTERS, WRITTEN_FILTER, Writer,
+};
 
 impl Writer {
     pub(super) fn expression(&mut self, expression: &Expr) -> Result<(), Error> {
@@ -24,7 +27,7 @@ impl Writer {
                 self.put(&["{"]);
                 for (n, (key, value)) in map.keys.iter().zip(&map.values).enumerate() {
                     self.put(&[if n == 0 { "" } else { ", " }]);
-                    self.bounded(key)?;
+                    self.bounded(key, Use::Looked)?;
                     self.put(&[": "]);
                     self.expression(value)?;
                 }
@@ -35,19 +38,24 @@ impl Writer {
                 self.put(&[".", attribute.name]);
             }
             Expr::GetItem(item) => {
+                let near = is_near(&item.subscript_expr);
+                self.put(&[if near { "" } else { ITEM }, if near { "" } else { "(" }]);
                 self.subject(&item.expr)?;
-                self.put(&["["]);
-                self.bounded(&item.subscript_expr)?;
-                self.put(&["]"]);
+                self.put(&[if near { "[" } else { ", " }]);
+                self.bounded(&item.subscript_expr, Use::Looked)?;
+                self.put(&[if near { "]" } else { ")" }]);
             }
             Expr::Slice(slice) => {
-                self.subject(&slice.expr)?;
-                self.put(&["["]);
-                for (n, part) in [&slice.start, &slice.stop, &slice.step].into_iter().enumerate() {
-                    self.put(&[if n == 0 { "" } else { ":" }]);
-                    part.as_ref().map_or(Ok(()), |part| self.expression(part))?;
+                self.put(&[SLICE, "("]);
+                self.expression(&slice.expr)?;
+                for part in [&slice.start, &slice.stop, &slice.step] {
+                    self.put(&[", "]);
+                    match part {
+                        Some(part) => self.expression(part)?,
+                        None => self.put(&["none"]),
+                    }
                 }
-                self.put(&["]"]);
+                self.put(&[")"]);
             }
             Expr::Call(call) => self.call(call)?,
             Expr::Filter(_) => {
@@ -56,7 +64,7 @@ impl Writer {
                 self.put(&[")"]);
             }
             Expr::Test(test) => {
-                let deep = !SHALLOW_TESTS.contains(&test.name);
+                let deep = if SHALLOW_TESTS.contains(&test.name) { Use::Passed } else { Use::Looked };
                 self.put(&["("]);
                 self.operand(&test.expr, deep)?;
                 self.put(&[" is ", test.name]);
@@ -78,10 +86,10 @@ impl Writer {
             }
             Expr::Compare(chain) => {
                 self.put(&["("]);
-                self.bounded(&chain.expr)?;
+                self.bounded(&chain.expr, Use::Looked)?;
                 for link in &chain.ops {
                     self.put(&[comparison(link.op)]);
-                    self.bounded(&link.expr)?;
+                    self.bounded(&link.expr, Use::Looked)?;
                 }
                 self.put(&[")"]);
             }
@@ -97,14 +105,14 @@ impl Writer {
     /// A chain of filters, without parentheses: the parser counts those.
     fn filtered(&mut self, expression: &Expr) -> Result<(), Error> {
         let Expr::Filter(filter) = expression else { return self.subject(expression) };
-        let deep = !SHALLOW_FILTERS.contains(&filter.name);
+        let uses = use_by(filter);
         self.walks_contents |= WALKING_FILTERS.contains(&filter.name) && self.is_content(expression);
         if let Some(subject) = &filter.expr {
             self.filtered(subject)?;
-            self.put(&[if deep && !is_scalar(subject) { BOUNDED_FILTER } else { "" }, " | "]);
+            self.put(&[if is_scalar(subject) { "" } else { uses.filter() }, " | "]);
         }
         self.put(&[filter.name]);
-        self.arguments(&filter.args, deep)
+        self.arguments(&filter.args, uses)
     }
 
     /// An operation, its left side without parentheses where that is the same operation.
@@ -112,22 +120,31 @@ impl Writer {
         // A look at a scalar is cheap, whatever it is compared with.
         let scalar = |side: &Expr| matches!(side, Expr::Const(_));
         let (left, right) = (scalar(&binary.left), scalar(&binary.right));
-        let deep = match binary.op {
-            BinOpKind::In => !left,
-            BinOpKind::Concat => true,
+        let uses = match binary.op {
+            BinOpKind::Concat => Use::Written,
+            BinOpKind::In if left => Use::Passed,
+            BinOpKind::In => Use::Looked,
             // A sum of lists refers to them; what is done with it is seen to where that is done.
-            BinOpKind::Add | BinOpKind::ScAnd | BinOpKind::ScOr => false,
-            _ => !(left || right),
+            BinOpKind::Add | BinOpKind::ScAnd | BinOpKind::ScOr => Use::Passed,
+            _ if left || right => Use::Passed,
+            _ => Use::Looked,
         };
         let chains = matches!(binary.op, BinOpKind::Add | BinOpKind::Concat | BinOpKind::ScAnd | BinOpKind::ScOr);
+        if matches!(binary.op, BinOpKind::Rem) && (is_text(&binary.left) || is_several(&binary.right)) {
+            self.bounded(&binary.left, Use::Written)?;
+            self.put(&[" | ", PERCENT, "("]);
+            self.bounded(&binary.right, Use::Written)?;
+            self.put(&[")"]);
+            return Ok(());
+        }
         match &binary.left {
             Expr::BinOp(first) if chains && binary_operator(first.op) == binary_operator(binary.op) => {
                 self.binary(first)?;
             }
-            first => self.operand(first, deep)?,
+            first => self.operand(first, uses)?,
         }
         self.put(&[binary_operator(binary.op)]);
-        self.operand(&binary.right, deep)
+        self.operand(&binary.right, uses)
     }
 
     fn choice(&mut self, choice: &IfExpr) -> Result<(), Error> {
@@ -172,7 +189,7 @@ impl Writer {
         let method = matches!(call.expr, Expr::GetAttr(_));
         match &call.expr {
             Expr::GetAttr(method) if COMPARING_METHODS.contains(&method.name) => {
-                self.bounded(&method.expr)?;
+                self.bounded(&method.expr, Use::Looked)?;
                 self.put(&[".", method.name]);
             }
             other => self.subject(other)?,
@@ -186,13 +203,13 @@ impl Writer {
             self.put(&[if n == 0 { "" } else { ", " }]);
             // A macro stores what it is called with, a method looks into it.
             let value = self.argument(argument);
-            if method { self.bounded(value)? } else { self.stored(value)? }
+            if method { self.bounded(value, Use::Written)? } else { self.stored(value)? }
         }
         self.put(&[")"]);
         Ok(())
     }
 
-    pub(super) fn arguments(&mut self, arguments: &[CallArg], deep: bool) -> Result<(), Error> {
+    pub(super) fn arguments(&mut self, arguments: &[CallArg], uses: Use) -> Result<(), Error> {
         if arguments.is_empty() {
             return Ok(());
         }
@@ -200,7 +217,7 @@ impl Writer {
         for (n, argument) in arguments.iter().enumerate() {
             self.put(&[if n == 0 { "" } else { ", " }]);
             let value = self.argument(argument);
-            self.operand(value, deep)?;
+            self.operand(value, uses)?;
         }
         self.put(&[")"]);
         Ok(())
@@ -225,25 +242,61 @@ impl Writer {
         }
     }
 
-    fn operand(&mut self, expression: &Expr, deep: bool) -> Result<(), Error> {
-        if deep { self.bounded(expression) } else { self.expression(expression) }
+    fn operand(&mut self, expression: &Expr, uses: Use) -> Result<(), Error> {
+        if uses == Use::Passed { self.expression(expression) } else { self.bounded(expression, uses) }
     }
 
     /// A value that gets a name. One that had a name or a place already is no deeper than it was.
     pub(super) fn stored(&mut self, expression: &Expr) -> Result<(), Error> {
-        if is_path(expression) { self.expression(expression) } else { self.bounded(expression) }
+        if is_path(expression) { self.expression(expression) } else { self.bounded(expression, Use::Looked) }
     }
 
     /// A value that is looked into.
-    fn bounded(&mut self, expression: &Expr) -> Result<(), Error> {
+    pub(super) fn bounded(&mut self, expression: &Expr, uses: Use) -> Result<(), Error> {
         if is_scalar(expression) {
             return self.expression(expression);
         }
         self.put(&["("]);
         self.filtered(expression)?;
-        self.put(&[BOUNDED_FILTER, ")"]);
+        self.put(&[uses.filter(), ")"]);
         Ok(())
     }
+}
+
+impl Use {
+    fn filter(self) -> &'static str {
+        match self {
+            Self::Passed => "",
+            Self::Looked => BOUNDED_FILTER,
+            Self::Written => WRITTEN_FILTER,
+        }
+    }
+}
+
+pub(super) fn use_by(filter: &Filter) -> Use {
+    let by_attribute = |argument: &CallArg| matches!(argument, CallArg::Kwarg("attribute", _));
+    match filter.name {
+        name if SHALLOW_FILTERS.contains(&name) => Use::Passed,
+        name if CHOOSING_FILTERS.contains(&name) => Use::Looked,
+        "map" if filter.args.iter().any(by_attribute) => Use::Looked,
+        _ => Use::Written,
+    }
+}
+
+/// Whether this subscript is a name, or an index close to the beginning.
+fn is_near(subscript: &Expr) -> bool {
+    let Expr::Const(constant) = subscript else { return false };
+    let index = || i64::try_from(constant.value.clone()).is_ok_and(|index| NEAR.contains(&index));
+    constant.value.as_str().is_some() || constant.value.is_integer() && index()
+}
+
+fn is_text(expression: &Expr) -> bool {
+    matches!(expression, Expr::Const(constant) if constant.value.as_str().is_some())
+}
+
+/// Whether this is what only a text can be formatted with.
+fn is_several(expression: &Expr) -> bool {
+    matches!(expression, Expr::Tuple(_) | Expr::Map(_)) || is_text(expression)
 }
 
 /// Whether this names a variable or something in it.

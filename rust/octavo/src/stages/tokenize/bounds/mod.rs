@@ -17,11 +17,34 @@ mod expressions; // where values are stored or looked into
 mod statements; // what is around them
 mod walk; // what pays
 
-pub(super) use walk::bounded;
+pub(super) use walk::{bounded, text_bytes};
 
 /// The filter. No template can put something else under this name: filters are not variables.
 pub(super) const BOUNDED: &str = "octavo_bounded";
 const BOUNDED_FILTER: &str = " | octavo_bounded";
+/// The same for a value whose texts will be written out.
+const WRITTEN_FILTER: &str = " | octavo_bounded(true)";
+
+/// Looks up an item. A text is paid for: finding a letter in it takes as long as it is.
+pub(super) const ITEM: &str = "octavo_item";
+/// Cuts out a part, for the same reason.
+pub(super) const SLICE: &str = "octavo_slice";
+/// Indices that need no looking for.
+const NEAR: std::ops::Range<i64> = 0..1_000;
+
+/// What formats a text, in the place of `%`: the engine's is for numbers.
+pub(super) const PERCENT: &str = "octavo_percent";
+
+/// What becomes of the value that a filter, an operator or a function gets.
+#[derive(Clone, Copy, PartialEq)]
+enum Use {
+    /// It is passed on.
+    Passed,
+    /// Its items are chosen from, or compared.
+    Looked,
+    /// All of it is written out, or sorted.
+    Written,
+}
 
 /// Tokens between two brackets. The parser descends for some of them, and so does whoever walks what it made; this many
 /// fit on the stack of any thread.
@@ -35,6 +58,9 @@ const SHALLOW_FILTERS: [&str; 23] = [
     "abs", "attr", "bool", "count", "d", "default", "first", "float", "int", "items", "join", "last", "length", "list",
     "pprint", "reverse", "round", "string", "tojson", "trim", "urlencode", "wordcount", BOUNDED,
 ];
+
+/// Filters that choose among items, or compare them once.
+const CHOOSING_FILTERS: [&str; 7] = ["batch", "reject", "rejectattr", "select", "selectattr", "slice", "sum"];
 
 /// Tests that do not either.
 #[rustfmt::skip]

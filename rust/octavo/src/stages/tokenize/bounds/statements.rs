@@ -4,7 +4,8 @@ use minijinja::Error;
 use minijinja::machinery::Span;
 use minijinja::machinery::ast::{Expr, IfCond, Macro, Stmt};
 
-use super::{SHALLOW_FILTERS, Writer, refused};
+use super::expressions::use_by;
+use super::{Use, Writer, refused};
 
 impl Writer {
     pub(super) fn body(&mut self, body: &[Stmt]) -> Result<(), Error> {
@@ -49,7 +50,7 @@ impl Writer {
                 self.open("{% for", each.span());
                 self.target(&each.target)?;
                 self.put(&[" in "]);
-                self.stored(&each.iter)?;
+                self.bounded(&each.iter, Use::Looked)?;
                 if let Some(filter) = &each.filter_expr {
                     self.put(&[" if "]);
                     self.expression(filter)?;
@@ -79,6 +80,7 @@ impl Writer {
                 self.put(&[declared.name]);
                 self.parameters(declared)?;
                 self.put(&[" %}"]);
+                self.defaults(declared)?;
                 self.body(&declared.body)?;
                 self.put(&["{% endmacro %}"]);
             }
@@ -88,6 +90,7 @@ impl Writer {
                 self.put(&[" "]);
                 self.call(&block.call)?;
                 self.put(&[" %}"]);
+                self.defaults(&block.macro_decl)?;
                 self.body(&block.macro_decl.body)?;
                 self.put(&["{% endcall %}"]);
             }
@@ -176,17 +179,27 @@ impl Writer {
     }
 
     fn parameters(&mut self, declared: &Macro) -> Result<(), Error> {
-        let first_default = declared.args.len() - declared.defaults.len();
         self.put(&["("]);
         for (n, name) in declared.args.iter().enumerate() {
             self.put(&[if n == 0 { "" } else { ", " }]);
             self.target(name)?;
-            if let Some(default) = n.checked_sub(first_default).and_then(|n| declared.defaults.get(n)) {
-                self.put(&["="]);
-                self.stored(default)?;
-            }
         }
         self.put(&[")"]);
+        Ok(())
+    }
+
+    /// Defaults, as assignments: one may name a parameter before it.
+    fn defaults(&mut self, declared: &Macro) -> Result<(), Error> {
+        let first = declared.args.len() - declared.defaults.len();
+        for (name, default) in declared.args[first..].iter().zip(&declared.defaults) {
+            self.put(&["{% if "]);
+            self.target(name)?;
+            self.put(&[" is undefined %}{% set "]);
+            self.target(name)?;
+            self.put(&[" = "]);
+            self.stored(default)?;
+            self.put(&[" %}{% endif %}"]);
+        }
         Ok(())
     }
 
@@ -200,6 +213,6 @@ impl Writer {
             self.put(&[" | "]);
         }
         self.put(&[filter.name]);
-        self.arguments(&filter.args, !SHALLOW_FILTERS.contains(&filter.name))
+        self.arguments(&filter.args, use_by(filter))
     }
 }
