@@ -216,6 +216,7 @@ impl Sequence {
 
     /// Leaves the queue with `cached` tokens found in the cache, their blocks already in its table.
     pub fn admit(&mut self, cached: usize, now: Time, clock: &QueueClock) {
+        self.waits_for = None;
         self.computed = cached;
         self.published = self.table.len();
         self.meter.leave_queue(now, clock);
@@ -236,6 +237,11 @@ impl Sequence {
             kv.announce(tail);
             self.tail_announced = true;
         }
+    }
+
+    /// What it would share is still being computed.
+    pub fn waits(&self, kv: &KvCache) -> bool {
+        self.waits_for.is_some_and(|key| kv.is_announced(key))
     }
 
     /// How many names it has announced and not yet published.

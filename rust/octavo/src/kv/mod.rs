@@ -6,6 +6,8 @@
 //! Not here: the keys and values themselves (the executor has them), and who deserves a block (see
 //! [`stages`](crate::stages)).
 
+use std::collections::HashMap;
+
 use crate::request::Time;
 
 mod layout;
@@ -27,6 +29,8 @@ pub struct KvCache {
     /// Blocks by the end of a prompt that lies in them. Their owners may still write behind it; whoever goes on from the
     /// prompt's end copies the block.
     tails: PrefixIndex,
+    /// Names that are going to be published, and by how many sequences.
+    announced: HashMap<PrefixKey, u32>,
     layout: KvLayout,
 }
 
@@ -49,7 +53,13 @@ impl Found {
 impl KvCache {
     /// `blocks` blocks in this layout.
     pub fn new(blocks: usize, layout: KvLayout) -> Self {
-        Self { pool: Pool::new(blocks), prefixes: PrefixIndex::new(blocks), tails: PrefixIndex::new(blocks), layout }
+        Self {
+            pool: Pool::new(blocks),
+            prefixes: PrefixIndex::new(blocks),
+            tails: PrefixIndex::new(blocks),
+            announced: HashMap::new(),
+            layout,
+        }
     }
 
     /// How positions lie in blocks.
@@ -97,22 +107,26 @@ impl KvCache {
 
     /// A block with this name is going to be published: whoever wants to share it may wait for that.
     pub fn announce(&mut self, key: PrefixKey) {
-        self.prefixes.announce(key);
+        *self.announced.entry(key).or_default() += 1;
     }
 
     /// One that was announced has been published, or never will be.
     pub fn withdraw(&mut self, key: PrefixKey) {
-        self.prefixes.withdraw(key);
+        let count = self.announced.get_mut(&key).expect("it was announced");
+        *count -= 1;
+        if *count == 0 {
+            self.announced.remove(&key);
+        }
     }
 
     /// Somebody is going to publish a block with this name.
     pub fn is_announced(&self, key: PrefixKey) -> bool {
-        self.prefixes.is_announced(key)
+        self.announced.contains_key(&key)
     }
 
     /// How often names are announced.
     pub fn announcements(&self) -> usize {
-        self.prefixes.announcements()
+        self.announced.values().map(|&count| count as usize).sum()
     }
 
     /// How many of these blocks nobody holds: sharing them takes them from the available ones.
@@ -163,24 +177,12 @@ impl KvCache {
     /// Remembers block `index` of the table, which is full and committed, in every group. If its name is taken, the first
     /// block keeps it.
     pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        for group in 0..self.layout.groups() {
-            let block = table.blocks(group)[index];
-            let is_new = block != BlockId::NONE && !self.prefixes.names(block);
-            if is_new && self.prefixes.publish(key, group, block) {
-                self.pool.remember(block);
-            }
-        }
+        name(&mut self.prefixes, &mut self.pool, table, index, key);
     }
 
-    /// Remembers the last block of the table by the end of a prompt that lies in it, in every group.
+    /// Remembers block `index` of the table by the end of a prompt that lies in it, likewise.
     pub fn publish_tail(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        for group in 0..self.layout.groups() {
-            let block = table.blocks(group)[index];
-            let is_new = block != BlockId::NONE && !self.tails.names(block);
-            if is_new && self.tails.publish(key, group, block) {
-                self.pool.remember(block);
-            }
-        }
+        name(&mut self.tails, &mut self.pool, table, index, key);
     }
 
     /// For every group the block in which a prompt with this name ends.
@@ -267,5 +269,15 @@ impl KvCache {
         let remembered = |&id: &u32| self.pool.is_remembered(BlockId(id));
         let ids = 0..self.pool.len() as u32;
         assert!(ids.clone().filter(named).eq(ids.filter(remembered)), "a remembered block has a name");
+    }
+}
+
+/// Names block `index` of the table in every group that still holds it.
+fn name(names: &mut PrefixIndex, pool: &mut Pool, table: &BlockTable, index: usize, key: PrefixKey) {
+    for group in 0..table.groups() {
+        let block = table.blocks(group)[index];
+        if block != BlockId::NONE && !names.names(block) && names.publish(key, group, block) {
+            pool.remember(block);
+        }
     }
 }

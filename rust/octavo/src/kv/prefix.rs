@@ -40,6 +40,7 @@ impl PrefixKey {
 #[derive(Clone, Debug, Default)]
 pub struct PrefixChain {
     keys: Vec<PrefixKey>,
+    tail: Option<PrefixKey>,
 }
 
 impl PrefixChain {
@@ -55,7 +56,7 @@ impl PrefixChain {
         self.keys[index]
     }
 
-    /// The name of the first `blocks` blocks and a `rest` of one that is not full.
+    /// The name of the first `blocks` blocks and a `rest` of one that is not full: always the same of one sequence.
     pub fn tail<I>(
         &mut self,
         blocks: usize,
@@ -66,11 +67,14 @@ impl PrefixChain {
     where
         I: IntoIterator<Item = u32>,
     {
+        if let Some(tail) = self.tail {
+            return tail;
+        }
         let parent = match blocks.checked_sub(1) {
             Some(last) => self.key(last, cache_salt, block),
             None => PrefixKey::root(cache_salt),
         };
-        parent.then(rest)
+        *self.tail.insert(parent.then(rest))
     }
 }
 
@@ -80,24 +84,12 @@ pub struct PrefixIndex {
     blocks: HashMap<(PrefixKey, u32), BlockId>,
     /// The other way round; means something only for blocks in `blocks`.
     keys: Vec<(PrefixKey, u32)>,
-    /// Names that are going to be published, and by how many sequences.
-    announced: HashMap<PrefixKey, u32>,
 }
 
 impl PrefixIndex {
     /// For a pool of `blocks`.
     pub fn new(blocks: usize) -> Self {
-        Self { blocks: HashMap::new(), keys: vec![(PrefixKey([0; 16]), 0); blocks], announced: HashMap::new() }
-    }
-
-    /// Published blocks.
-    pub fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
-    /// Nothing is published.
-    pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        Self { blocks: HashMap::new(), keys: vec![(PrefixKey([0; 16]), 0); blocks] }
     }
 
     /// The block with this name in a group.
@@ -125,30 +117,6 @@ impl PrefixIndex {
     pub fn forget(&mut self, block: BlockId) {
         let forgotten = self.blocks.remove(&self.keys[block.index()]);
         assert_eq!(forgotten, Some(block), "a remembered block must be in the index");
-    }
-
-    /// A block with this name is going to be published.
-    pub fn announce(&mut self, key: PrefixKey) {
-        *self.announced.entry(key).or_default() += 1;
-    }
-
-    /// One that was announced has been published, or never will be.
-    pub fn withdraw(&mut self, key: PrefixKey) {
-        let count = self.announced.get_mut(&key).expect("it was announced");
-        *count -= 1;
-        if *count == 0 {
-            self.announced.remove(&key);
-        }
-    }
-
-    /// Somebody is going to publish a block with this name.
-    pub fn is_announced(&self, key: PrefixKey) -> bool {
-        self.announced.contains_key(&key)
-    }
-
-    /// How often names are announced.
-    pub fn announcements(&self) -> usize {
-        self.announced.values().map(|&count| count as usize).sum()
     }
 
     /// Asserts that every published block has one name and is remembered.

@@ -4,7 +4,7 @@ use super::BlockId;
 
 /// In every group of layers, block `i` holds positions `[i · block_size, (i + 1) · block_size)`. Where a sliding window has
 /// left a block behind, [`BlockId::NONE`] stands in its place.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct BlockTable {
     groups: Vec<Group>,
 }
@@ -23,9 +23,14 @@ impl BlockTable {
         Self { groups: vec![Group::default(); groups] }
     }
 
+    /// Groups of layers.
+    pub(super) fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
     /// Entries in each group.
     pub fn len(&self) -> usize {
-        self.groups.first().map_or(0, |group| group.blocks.len())
+        self.groups[0].blocks.len()
     }
 
     /// No block is held.

@@ -62,7 +62,7 @@ fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Op
     if step.queue.head()?.overtaken >= MOST_OVERTAKEN || !step.running.iter().any(goes_on) {
         return None;
     }
-    let waits = |next: &Sequence| next.waits_for.is_some_and(|key| step.kv.is_announced(key));
+    let waits = |next: &Sequence| next.waits(step.kv);
     let is_short = |next: &&Sequence| next.order.priority == head.priority && next.known() <= step.rows_left;
     let behind = step.queue.iter().skip(1).take(OVERTAKERS_SEEN).filter(is_short).filter(|next| !waits(next));
     let short: Vec<Order> = behind.take(OVERTAKERS_TRIED).map(|next| next.order).collect();
@@ -76,6 +76,9 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     let block_size = step.kv.layout().block_size;
     let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
     let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
+    if sequence.waits(step.kv) {
+        return Err(QueueReason::Prefix);
+    }
     let shareable = sequence.shareable();
     let found = step.kv.find_prefix(shareable / block_size, |i| sequence.prefix_key(i, block_size));
     let at_tail = found.len == shareable / block_size;
@@ -84,7 +87,7 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
         true => None,
         false => Some(sequence.prefix_key(found.len, block_size)),
     };
-    if sequence.waits_for.is_some_and(|key| step.kv.is_announced(key)) {
+    if sequence.waits(step.kv) {
         return Err(QueueReason::Prefix);
     }
     let mut tail = sequence.waits_for.filter(|_| at_tail).and_then(|key| step.kv.find_tail(key)).unwrap_or_default();
@@ -131,8 +134,8 @@ fn promised(step: &Step<'_>) -> usize {
     half_read.map(|sequence| more(sequence).saturating_sub(sequence.table.held())).sum()
 }
 
-/// Blocks to leave for the running sequences to grow into, one each in every group, so that hardly any is preempted soon after. At most
-/// a sixteenth of the pool; none when nobody runs, so that whoever fits at all gets in.
+/// Blocks to leave for the running sequences to grow into, one each in every group, so that hardly any is preempted soon
+/// after. At most a sixteenth of the pool; none when nobody runs, so that whoever fits at all gets in.
 fn watermark(step: &Step<'_>) -> usize {
     (step.running.len() * step.kv.layout().groups()).min(step.kv.pool().len() / 16)
 }
