@@ -90,7 +90,7 @@ async def _answer(ticket: Ticket) -> Result:
 
 
 async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Sequence[int], room: int) -> list[Result]:
-    """The answers in order. A window of them is in flight, as in :func:`octavo._batch.generate_batch`; the first
+    """The answers in order. A window of them is in flight, as in :func:`octavo._batch.run_batch`; the first
     failure cancels the others."""
     results: dict[int, Result] = {}
     flying: dict[asyncio.Task[Result], int] = {}
