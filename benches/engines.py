@@ -1,0 +1,320 @@
+"""octavo and its peers behind one small interface. A package is imported where its engine is made, nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TokenIds = list[int]
+
+#: Tokens of a step, for engines that want to be told.
+STEP_TOKENS = 2048
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def wait_until(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - self()))
+
+
+class Engine(ABC):
+    """A loaded model that answers greedily, every prompt with as many tokens as it is told, whatever they are."""
+
+    #: Its distribution on PyPI.
+    package: str
+    #: Ways to run it, when which is the best depends on model and work; all are tried.
+    variants: tuple[str, ...] = ("",)
+
+    @abstractmethod
+    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:
+        """Load a GGUF file. `spell` writes token ids as the text that is tokenized to them, for who takes only text."""
+
+    @abstractmethod
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:
+        """When each token of each answer came, in seconds, if `prompts` arrive at `starts`."""
+
+    def facts(self) -> dict[str, float]:
+        """Bytes that bound how fast it can be, from an engine that knows them."""
+        return {}
+
+
+class Octavo(Engine):
+    package = "octavo"
+
+    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+        import octavo
+
+        self._llm = octavo.LLM(model, threads=threads, progress=False)
+        self._greedy = octavo.SamplingParams(temperature=0.0, ignore_eos=True)
+
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
+        clock = Clock()
+
+        async def one(prompt: TokenIds, start: float) -> list[float]:
+            await asyncio.sleep(max(0.0, start - clock()))
+            times: list[float] = []
+            async for chunk in self._llm.astream(prompt, self._greedy, max_tokens=tokens):
+                times += [clock()] * len(chunk.token_ids)
+            return times
+
+        async def everybody() -> list[list[float]]:
+            return await asyncio.gather(*map(one, prompts, starts))
+
+        return asyncio.run(everybody())
+
+    def facts(self) -> dict[str, float]:
+        facts = self._llm.facts
+        return {"weights_bytes": facts.weights_bytes, "token_bytes": facts.block_bytes / facts.block_size}
+
+
+class LlamaCpp(Engine):
+    """Through its C interface: continuous batching as its server does it."""
+
+    package = "llama-cpp-python"
+    variants = ("flash attention", "plain attention")
+
+    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+        from llama_cpp import llama_cpp
+
+        self._llama: Any = llama_cpp
+        self._threads = threads
+        self._silence = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self._silence, None)
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(model).encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"{model}: llama.cpp does not load it")
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:
+        llama = self._llama
+        context = self._context(len(prompts), max(map(len, prompts)) + tokens, variant)
+        batch = llama.llama_batch_init(STEP_TOKENS, 0, 1)
+        pending = [list(prompt) for prompt in prompts]
+        positions = [0] * len(prompts)
+        times: list[list[float]] = [[] for _ in prompts]
+        clock = Clock()
+        while any(len(answer) < tokens for answer in times):
+            waiting = [sequence for sequence, answer in enumerate(times) if len(answer) < tokens]
+            clock.wait_until(min(starts[sequence] for sequence in waiting))
+            batch.n_tokens = 0
+            drawn: list[tuple[int, int]] = []
+            # Who decodes has one pending token and comes first.
+            for sequence in sorted(waiting, key=lambda sequence: len(pending[sequence])):
+                room = STEP_TOKENS - batch.n_tokens
+                if starts[sequence] > clock() or not room:
+                    continue
+                part, pending[sequence] = pending[sequence][:room], pending[sequence][room:]
+                self._add(batch, part, positions[sequence], sequence, draw=not pending[sequence])
+                positions[sequence] += len(part)
+                if not pending[sequence]:
+                    drawn.append((sequence, batch.n_tokens - 1))
+            if code := llama.llama_decode(context, batch):
+                raise RuntimeError(f"llama_decode: {code}")
+            for sequence, row in drawn:
+                pending[sequence] = [self._likeliest(context, row)]
+                times[sequence].append(clock())
+        llama.llama_batch_free(batch)
+        llama.llama_free(context)
+        return times
+
+    def _context(self, sequences: int, length: int, variant: str) -> Any:
+        llama = self._llama
+        params = llama.llama_context_default_params()
+        # A stream for each sequence, or it would look at the others' keys; their lengths are multiples of 256.
+        params.kv_unified = False
+        params.n_seq_max, params.n_ctx = sequences, sequences * -(-length // 256) * 256
+        params.n_batch, params.n_ubatch = STEP_TOKENS, 512
+        params.n_threads = params.n_threads_batch = self._threads
+        flash = variant == "flash attention"
+        params.flash_attn_type = (
+            llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        return llama.llama_init_from_model(self._model, params)
+
+    @staticmethod
+    def _add(batch: Any, part: TokenIds, position: int, sequence: int, *, draw: bool) -> None:
+        for row, token in enumerate(part, batch.n_tokens):
+            batch.token[row], batch.pos[row] = token, position + row - batch.n_tokens
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+            batch.logits[row] = 0
+        batch.n_tokens += len(part)
+        batch.logits[batch.n_tokens - 1] = int(draw)
+
+    def _likeliest(self, context: Any, row: int) -> int:
+        import numpy
+
+        logits = self._llama.llama_get_logits_ith(context, row)
+        return int(numpy.ctypeslib.as_array(logits, (self._vocab,)).argmax())
+
+
+class OpenVino(Engine):
+    package = "openvino-genai"
+
+    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+        import openvino
+        import openvino_genai
+
+        self._openvino: Any = openvino
+        self._genai: Any = openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = 2  # GB
+        scheduler.max_num_batched_tokens = STEP_TOKENS
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(model), scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
+        )
+        self._requests = 0
+
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
+        import numpy
+
+        config = self._genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
+        tensors = [self._openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in prompts]
+        handles: dict[int, Any] = {}
+        times: list[list[float]] = [[] for _ in prompts]
+        clock = Clock()
+        while len(handles) < len(prompts) or self._pipeline.has_non_finished_requests():
+            if not self._pipeline.has_non_finished_requests():
+                clock.wait_until(min(start for index, start in enumerate(starts) if index not in handles))
+            for index, start in enumerate(starts):
+                if index not in handles and start <= clock():
+                    handles[index] = self._pipeline.add_request(self._requests, tensors[index], config)
+                    self._requests += 1
+            self._pipeline.step()
+            for index, handle in handles.items():
+                while handle.can_read():
+                    for output in handle.read().values():
+                        times[index] += [clock()] * len(output.generated_ids)
+        return times
+
+
+class MistralRs(Engine):
+    package = "mistralrs"
+
+    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:
+        os.environ["RAYON_NUM_THREADS"] = str(threads)
+        import mistralrs
+
+        self._mistralrs: Any = mistralrs
+        self._spell = spell
+        which = mistralrs.Which.GGUF(quantized_model_id=str(model.parent), quantized_filename=model.name)
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+            # Only chats are streamed; this one is the prompt and nothing else.
+            template.write("{{ messages[0]['content'] }}")
+            template.flush()
+            self._runner = mistralrs.Runner(which, max_seqs=64, prefix_cache_n=0, jinja_explicit=template.name)
+
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
+        texts = [self._spell(prompt) for prompt in prompts]
+        times: list[list[float]] = [[] for _ in prompts]
+        # Of a step with several prompts it makes an error (0.9.5, GGUF on a CPU): each waits for the last one's first token.
+        turn = threading.Lock()
+        clock = Clock()
+
+        def one(index: int) -> None:
+            request = self._mistralrs.ChatCompletionRequest(
+                messages=texts[index], model="", max_tokens=tokens, temperature=0.0, ignore_eos=True, stream=True
+            )
+            clock.wait_until(starts[index])
+            with turn:
+                chunks = iter(self._runner.send_chat_completion_request(request))
+                chunk = next(chunks)
+                times[index].append(clock())
+            for chunk in chunks:
+                times[index].append(clock())
+            if chunk.usage and chunk.usage.prompt_tokens != len(prompts[index]):
+                raise RuntimeError(f"a prompt of {len(prompts[index])} tokens became {chunk.usage.prompt_tokens}")
+
+        with ThreadPoolExecutor(len(prompts)) as callers:
+            list(callers.map(one, range(len(prompts))))
+        return times
+
+
+class Transformers(Engine):
+    """On decoded weights; requests that wait when the last batch is done are the next batch."""
+
+    package = "transformers"
+    variants = ("bfloat16", "float32")
+
+    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+        import torch
+
+        torch.set_num_threads(threads)
+        self._path = model
+        self._models: dict[str, Any] = {}
+        self._model(self.variants[0])
+
+    def _model(self, variant: str) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if variant not in self._models:
+            model = AutoModelForCausalLM.from_pretrained(
+                self._path.parent, gguf_file=self._path.name, dtype=getattr(torch, variant)
+            )
+            model.generation_config.eos_token_id = None
+            self._models[variant] = model.eval()
+        return self._models[variant]
+
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:
+        import torch
+        from transformers.generation.streamers import BaseStreamer
+
+        class Moments(BaseStreamer):  # type: ignore[misc]
+            """It is handed the prompts first, then each step's tokens."""
+
+            def __init__(self) -> None:
+                self.times: list[float] = []
+
+            def put(self, _: Any) -> None:
+                self.times.append(clock())
+
+            def end(self) -> None:
+                pass
+
+        model = self._model(variant)
+        times: list[list[float]] = [[] for _ in prompts]
+        clock = Clock()
+        while waiting := [index for index, answer in enumerate(times) if not answer]:
+            clock.wait_until(min(starts[index] for index in waiting))
+            together = [index for index in waiting if starts[index] <= clock()]
+            ids = torch.tensor([prompts[index] for index in together])
+            moments = Moments()
+            with torch.inference_mode():
+                model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=False,
+                    max_new_tokens=tokens,
+                    pad_token_id=0,
+                    streamer=moments,
+                )
+            for index in together:
+                times[index] = moments.times[1:]
+        return times
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "octavo": Octavo,
+    "llama_cpp": LlamaCpp,
+    "openvino": OpenVino,
+    "mistralrs": MistralRs,
+    "transformers": Transformers,
+}
