@@ -96,9 +96,7 @@ class LlamaCpp(Engine):
         self._silence = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._silence, None)
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(model).encode(), llama_cpp.llama_model_default_params()
-        )
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"{model}: llama.cpp does not load it")
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
@@ -144,9 +142,7 @@ class LlamaCpp(Engine):
         params.n_batch, params.n_ubatch = STEP_TOKENS, 512
         params.n_threads = params.n_threads_batch = self._threads
         flash = variant == "flash attention"
-        params.flash_attn_type = (
-            llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
+        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
         return llama.llama_init_from_model(self._model, params)
 
     @staticmethod
@@ -224,7 +220,7 @@ class MistralRs(Engine):
     def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
         texts = [self._spell(prompt) for prompt in prompts]
         times: list[list[float]] = [[] for _ in prompts]
-        # Of a step with several prompts it makes an error (0.9.5, GGUF on a CPU): each waits for the last one's first token.
+        # A step with several prompts fails (0.9.5, GGUF, CPU): each waits until the one before has its first token.
         turn = threading.Lock()
         clock = Clock()
 
@@ -237,7 +233,7 @@ class MistralRs(Engine):
                 chunks = iter(self._runner.send_chat_completion_request(request))
                 chunk = next(chunks)
                 times[index].append(clock())
-            for chunk in chunks:
+            for chunk in chunks:  # noqa: B007
                 times[index].append(clock())
             if chunk.usage and chunk.usage.prompt_tokens != len(prompts[index]):
                 raise RuntimeError(f"a prompt of {len(prompts[index])} tokens became {chunk.usage.prompt_tokens}")
@@ -248,32 +244,22 @@ class MistralRs(Engine):
 
 
 class Transformers(Engine):
-    """On decoded weights; requests that wait when the last batch is done are the next batch."""
+    """On weights decoded to bfloat16, which float32 was slower than in everything. Requests that wait when a batch is
+    done are the next batch."""
 
     package = "transformers"
-    variants = ("bfloat16", "float32")
 
     def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
         import torch
-
-        torch.set_num_threads(threads)
-        self._path = model
-        self._models: dict[str, Any] = {}
-        self._model(self.variants[0])
-
-    def _model(self, variant: str) -> Any:
-        import torch
         from transformers import AutoModelForCausalLM
 
-        if variant not in self._models:
-            model = AutoModelForCausalLM.from_pretrained(
-                self._path.parent, gguf_file=self._path.name, dtype=getattr(torch, variant)
-            )
-            model.generation_config.eos_token_id = None
-            self._models[variant] = model.eval()
-        return self._models[variant]
+        torch.set_num_threads(threads)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            model.parent, gguf_file=model.name, dtype=torch.bfloat16
+        ).eval()
+        self._model.generation_config.eos_token_id = None
 
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:
+    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
         import torch
         from transformers.generation.streamers import BaseStreamer
 
@@ -289,7 +275,6 @@ class Transformers(Engine):
             def end(self) -> None:
                 pass
 
-        model = self._model(variant)
         times: list[list[float]] = [[] for _ in prompts]
         clock = Clock()
         while waiting := [index for index, answer in enumerate(times) if not answer]:
@@ -298,7 +283,7 @@ class Transformers(Engine):
             ids = torch.tensor([prompts[index] for index in together])
             moments = Moments()
             with torch.inference_mode():
-                model.generate(
+                self._model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     do_sample=False,
@@ -314,7 +299,7 @@ class Transformers(Engine):
 ENGINES: dict[str, type[Engine]] = {
     "octavo": Octavo,
     "llama_cpp": LlamaCpp,
-    "openvino": OpenVino,
+    "openvino_genai": OpenVino,
     "mistralrs": MistralRs,
     "transformers": Transformers,
 }

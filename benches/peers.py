@@ -1,4 +1,4 @@
-"""octavo beside its peers: the same models, prompts and threads, one engine after another, and a table of what came out.
+"""octavo beside its peers: the same models, prompts and threads, one engine after another, and a table of it all.
 
     python benches/peers.py [--only ENGINE,…] [--models NAME,…] [--python ENGINE=INTERPRETER]… [--quick]
 
@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,7 +176,9 @@ MODELS = {
 # The parent: starts the engines, one at a time.
 
 
-def measure_all(model: Model, names: list[str], pythons: dict[str, str], arguments: argparse.Namespace) -> dict[str, Column]:
+def measure_all(
+    model: Model, names: list[str], pythons: dict[str, str], arguments: argparse.Namespace
+) -> dict[str, Column]:
     import octavo
 
     job = {
@@ -198,7 +201,9 @@ def words(tokenizer: Any) -> list[tuple[int, str]]:
 
 def measure(name: str, python: str, job: dict[str, Any], limit: float) -> Column:
     column = Column()
-    print(f"… {name}", file=sys.stderr, flush=True)
+    if not shutil.which(python):
+        column.failure = f"{python}: no such interpreter"
+        return column
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         child = subprocess.Popen(
             [python, __file__, "--child", name],
@@ -221,6 +226,7 @@ def measure(name: str, python: str, job: dict[str, Any], limit: float) -> Column
             setattr(column, part, known | values if isinstance(known, dict) else values)
     if child.returncode and not column.failure:
         column.failure = f"ended with {child.returncode}: {' '.join(last)[:300]}"
+    print(f"… {name}: {column.figures} {column.failure}", file=sys.stderr, flush=True)
     return column
 
 
@@ -334,7 +340,7 @@ class Bench:
         self.prefill_rate = best[0]
         self.decode_rate = best[1] or self.decode_rate
         figures = {name: rate for name, rate in zip((prefill, decode), best, strict=True) if name}
-        return {"figures": figures, "marks": {name: f"at {halved}" for name in figures if halved < size}}
+        return {"figures": figures, "marks": {name: f"at {halved} tokens" for name in figures if halved < size}}
 
     def together(self, requests: int, size: int, tokens: int) -> dict[str, Any]:
         # A guess: a batch decodes four times as fast as one sequence.
@@ -360,7 +366,7 @@ class Bench:
             rate, seconds, tokens = 4.0, 0.5, 4
         needed = size / self.prefill_rate + tokens / self.decode_rate
         if self.patience and needed > 1 / rate:
-            return {"marks": {name: f"one takes {needed:.1f} s" for name in (FIRST, BETWEEN, GAP)}}
+            return {"marks": dict.fromkeys((FIRST, BETWEEN, GAP), f"one takes {needed:.1f} s")}
         starts = arrival_times(rate, seconds, random.Random(0))
         answers = self.serve(len(starts), size, tokens, starts, self.variants[0])
         first = [times[0] - start for times, start in zip(answers, starts, strict=True)]
@@ -379,17 +385,16 @@ class Bench:
 
 def print_table(model: Model, columns: dict[str, Column], bandwidth: float | None) -> None:
     octavo = columns.get("octavo")
-    notes: list[str] = []
+    notes: dict[str, int] = {}
     print(f"\n{model.title}, {platform.machine()}")
-    print(f"{'':32}" + "".join(f"{name:>14}" for name in columns) + f"{'× best peer':>14}  target")
+    print(f"{'':38}" + "".join(f"{name:>13}" for name in columns) + f"{'× best peer':>14}  target")
     for row in model.rows:
         cells = []
         for column in columns.values():
-            if mark := column.marks.get(row.name):
-                notes.append(f"{column.version}, {row.name}: {mark}")
+            mark = column.marks.get(row.name)
             figure = column.figures.get(row.name)
             text = "—" if figure is None else f"{figure:.{digits(figure)}f}"
-            cells.append(text + (f"[{len(notes)}]" if mark else ""))
+            cells.append(text + (f"[{notes.setdefault(mark, len(notes) + 1)}]" if mark else ""))
         ratio, verdict = "", ""
         if octavo and row.name in octavo.figures:
             peers = [
@@ -402,8 +407,8 @@ def print_table(model: Model, columns: dict[str, Column], bandwidth: float | Non
                 own = octavo.figures[row.name]
                 ratio = f"{best / own if row.less_is_better else own / best:.2f}"
             verdict = row.target.verdict(octavo, best, bandwidth) if row.target else ""
-        print(f"{row.name + ', ' + row.unit:32}" + "".join(f"{cell:>14}" for cell in cells) + f"{ratio:>14}  {verdict}")
-    for number, note in enumerate(notes, 1):
+        print(f"{row.name + ', ' + row.unit:38}" + "".join(f"{cell:>13}" for cell in cells) + f"{ratio:>14}  {verdict}")
+    for note, number in notes.items():
         print(f"[{number}] {note}")
     print("; ".join(column.version for column in columns.values() if column.version != "?"))
     for name, column in columns.items():
