@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,26 @@ class Clock:
         time.sleep(max(0.0, moment - self()))
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What an engine is made from."""
+
+    model: Path  # a GGUF file
+    threads: int
+    #: Writes token ids as the text that is tokenized to just them, for engines that take nothing else.
+    spell: Callable[[TokenIds], str]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts, when each arrives (in seconds), and how many tokens each is answered with."""
+
+    prompts: list[TokenIds]
+    starts: list[float]
+    tokens: int
+    variant: str  # one of the engine's
+
+
 class Engine(ABC):
     """A loaded model that answers greedily, every prompt with as many tokens as it is told, whatever they are."""
 
@@ -41,12 +62,12 @@ class Engine(ABC):
     variants: tuple[str, ...] = ("",)
 
     @abstractmethod
-    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:
-        """Load a GGUF file. `spell` writes token ids as the text that is tokenized to them, for who takes only text."""
+    def __init__(self, setup: Setup) -> None:
+        """Load the model."""
 
     @abstractmethod
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:
-        """When each token of each answer came, in seconds, if `prompts` arrive at `starts`."""
+    def serve(self, work: Work) -> list[list[float]]:
+        """When each token of each answer came, in seconds since the call."""
 
     def facts(self) -> dict[str, float]:
         """Bytes that bound how fast it can be, from an engine that knows them."""
@@ -56,24 +77,24 @@ class Engine(ABC):
 class Octavo(Engine):
     package = "octavo"
 
-    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+    def __init__(self, setup: Setup) -> None:
         import octavo
 
-        self._llm = octavo.LLM(model, threads=threads, progress=False)
+        self._llm = octavo.LLM(setup.model, threads=setup.threads, progress=False)
         self._greedy = octavo.SamplingParams(temperature=0.0, ignore_eos=True)
 
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
+    def serve(self, work: Work) -> list[list[float]]:
         clock = Clock()
 
         async def one(prompt: TokenIds, start: float) -> list[float]:
             await asyncio.sleep(max(0.0, start - clock()))
             times: list[float] = []
-            async for chunk in self._llm.astream(prompt, self._greedy, max_tokens=tokens):
+            async for chunk in self._llm.astream(prompt, self._greedy, max_tokens=work.tokens):
                 times += [clock()] * len(chunk.token_ids)
             return times
 
         async def everybody() -> list[list[float]]:
-            return await asyncio.gather(*map(one, prompts, starts))
+            return await asyncio.gather(*map(one, work.prompts, work.starts))
 
         return asyncio.run(everybody())
 
@@ -88,36 +109,38 @@ class LlamaCpp(Engine):
     package = "llama-cpp-python"
     variants = ("flash attention", "plain attention")
 
-    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+    def __init__(self, setup: Setup) -> None:
         from llama_cpp import llama_cpp
 
         self._llama: Any = llama_cpp
-        self._threads = threads
+        self._threads = setup.threads
         self._silence = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._silence, None)
         llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(setup.model).encode(), llama_cpp.llama_model_default_params()
+        )
         if not self._model:
-            raise RuntimeError(f"{model}: llama.cpp does not load it")
+            raise RuntimeError(f"{setup.model}: llama.cpp does not load it")
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:
+    def serve(self, work: Work) -> list[list[float]]:
         llama = self._llama
-        context = self._context(len(prompts), max(map(len, prompts)) + tokens, variant)
+        context = self._context(len(work.prompts), max(map(len, work.prompts)) + work.tokens, work.variant)
         batch = llama.llama_batch_init(STEP_TOKENS, 0, 1)
-        pending = [list(prompt) for prompt in prompts]
-        positions = [0] * len(prompts)
-        times: list[list[float]] = [[] for _ in prompts]
+        pending = [list(prompt) for prompt in work.prompts]
+        positions = [0] * len(work.prompts)
+        times: list[list[float]] = [[] for _ in work.prompts]
         clock = Clock()
-        while any(len(answer) < tokens for answer in times):
-            waiting = [sequence for sequence, answer in enumerate(times) if len(answer) < tokens]
-            clock.wait_until(min(starts[sequence] for sequence in waiting))
+        while any(len(answer) < work.tokens for answer in times):
+            waiting = [sequence for sequence, answer in enumerate(times) if len(answer) < work.tokens]
+            clock.wait_until(min(work.starts[sequence] for sequence in waiting))
             batch.n_tokens = 0
             drawn: list[tuple[int, int]] = []
             # Who decodes has one pending token and comes first.
             for sequence in sorted(waiting, key=lambda sequence: len(pending[sequence])):
                 room = STEP_TOKENS - batch.n_tokens
-                if starts[sequence] > clock() or not room:
+                if work.starts[sequence] > clock() or not room:
                     continue
                 part, pending[sequence] = pending[sequence][:room], pending[sequence][room:]
                 self._add(batch, part, positions[sequence], sequence, draw=not pending[sequence])
@@ -164,7 +187,7 @@ class LlamaCpp(Engine):
 class OpenVino(Engine):
     package = "openvino-genai"
 
-    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+    def __init__(self, setup: Setup) -> None:
         import openvino
         import openvino_genai
 
@@ -174,22 +197,22 @@ class OpenVino(Engine):
         scheduler.cache_size = 2  # GB
         scheduler.max_num_batched_tokens = STEP_TOKENS
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(model), scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
+            str(setup.model), scheduler, "CPU", {"INFERENCE_NUM_THREADS": setup.threads}
         )
         self._requests = 0
 
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
+    def serve(self, work: Work) -> list[list[float]]:
         import numpy
 
-        config = self._genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
-        tensors = [self._openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in prompts]
+        config = self._genai.GenerationConfig(max_new_tokens=work.tokens, ignore_eos=True, do_sample=False)
+        tensors = [self._openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in work.prompts]
         handles: dict[int, Any] = {}
-        times: list[list[float]] = [[] for _ in prompts]
+        times: list[list[float]] = [[] for _ in work.prompts]
         clock = Clock()
-        while len(handles) < len(prompts) or self._pipeline.has_non_finished_requests():
+        while len(handles) < len(work.prompts) or self._pipeline.has_non_finished_requests():
             if not self._pipeline.has_non_finished_requests():
-                clock.wait_until(min(start for index, start in enumerate(starts) if index not in handles))
-            for index, start in enumerate(starts):
+                clock.wait_until(min(start for index, start in enumerate(work.starts) if index not in handles))
+            for index, start in enumerate(work.starts):
                 if index not in handles and start <= clock():
                     handles[index] = self._pipeline.add_request(self._requests, tensors[index], config)
                     self._requests += 1
@@ -204,42 +227,42 @@ class OpenVino(Engine):
 class MistralRs(Engine):
     package = "mistralrs"
 
-    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:
-        os.environ["RAYON_NUM_THREADS"] = str(threads)
+    def __init__(self, setup: Setup) -> None:
+        os.environ["RAYON_NUM_THREADS"] = str(setup.threads)
         import mistralrs
 
         self._mistralrs: Any = mistralrs
-        self._spell = spell
-        which = mistralrs.Which.GGUF(quantized_model_id=str(model.parent), quantized_filename=model.name)
+        self._spell = setup.spell
+        which = mistralrs.Which.GGUF(quantized_model_id=str(setup.model.parent), quantized_filename=setup.model.name)
         with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
             # Only chats are streamed; this one is the prompt and nothing else.
             template.write("{{ messages[0]['content'] }}")
             template.flush()
             self._runner = mistralrs.Runner(which, max_seqs=64, prefix_cache_n=0, jinja_explicit=template.name)
 
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
-        texts = [self._spell(prompt) for prompt in prompts]
-        times: list[list[float]] = [[] for _ in prompts]
+    def serve(self, work: Work) -> list[list[float]]:
+        texts = [self._spell(prompt) for prompt in work.prompts]
+        times: list[list[float]] = [[] for _ in work.prompts]
         # A step with several prompts fails (0.9.5, GGUF, CPU): each waits until the one before has its first token.
         turn = threading.Lock()
         clock = Clock()
 
         def one(index: int) -> None:
             request = self._mistralrs.ChatCompletionRequest(
-                messages=texts[index], model="", max_tokens=tokens, temperature=0.0, ignore_eos=True, stream=True
+                messages=texts[index], model="", max_tokens=work.tokens, temperature=0.0, ignore_eos=True, stream=True
             )
-            clock.wait_until(starts[index])
+            clock.wait_until(work.starts[index])
             with turn:
                 chunks = iter(self._runner.send_chat_completion_request(request))
                 chunk = next(chunks)
                 times[index].append(clock())
             for chunk in chunks:  # noqa: B007
                 times[index].append(clock())
-            if chunk.usage and chunk.usage.prompt_tokens != len(prompts[index]):
-                raise RuntimeError(f"a prompt of {len(prompts[index])} tokens became {chunk.usage.prompt_tokens}")
+            if chunk.usage and chunk.usage.prompt_tokens != len(work.prompts[index]):
+                raise RuntimeError(f"a prompt of {len(work.prompts[index])} tokens became {chunk.usage.prompt_tokens}")
 
-        with ThreadPoolExecutor(len(prompts)) as callers:
-            list(callers.map(one, range(len(prompts))))
+        with ThreadPoolExecutor(len(work.prompts)) as callers:
+            list(callers.map(one, range(len(work.prompts))))
         return times
 
 
@@ -249,17 +272,17 @@ class Transformers(Engine):
 
     package = "transformers"
 
-    def __init__(self, model: Path, threads: int, spell: Callable[[TokenIds], str]) -> None:  # noqa: ARG002
+    def __init__(self, setup: Setup) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(setup.threads)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model.parent, gguf_file=model.name, dtype=torch.bfloat16
+            setup.model.parent, gguf_file=setup.model.name, dtype=torch.bfloat16
         ).eval()
         self._model.generation_config.eos_token_id = None
 
-    def serve(self, prompts: list[TokenIds], tokens: int, starts: list[float], variant: str) -> list[list[float]]:  # noqa: ARG002
+    def serve(self, work: Work) -> list[list[float]]:
         import torch
         from transformers.generation.streamers import BaseStreamer
 
@@ -275,19 +298,19 @@ class Transformers(Engine):
             def end(self) -> None:
                 pass
 
-        times: list[list[float]] = [[] for _ in prompts]
+        times: list[list[float]] = [[] for _ in work.prompts]
         clock = Clock()
         while waiting := [index for index, answer in enumerate(times) if not answer]:
-            clock.wait_until(min(starts[index] for index in waiting))
-            together = [index for index in waiting if starts[index] <= clock()]
-            ids = torch.tensor([prompts[index] for index in together])
+            clock.wait_until(min(work.starts[index] for index in waiting))
+            together = [index for index in waiting if work.starts[index] <= clock()]
+            ids = torch.tensor([work.prompts[index] for index in together])
             moments = Moments()
             with torch.inference_mode():
                 self._model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     do_sample=False,
-                    max_new_tokens=tokens,
+                    max_new_tokens=work.tokens,
                     pad_token_id=0,
                     streamer=moments,
                 )

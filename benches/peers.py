@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from common import arrival_times, percentile
-from engines import ENGINES, Engine, TokenIds
+from engines import ENGINES, Engine, Setup, TokenIds, Work
 
 
 def main() -> None:
@@ -276,7 +276,7 @@ def pieces(name: str, job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"version": f"{kind.package} {version(kind.package)}"}
     spelling = dict(job["words"])
     begun = time.perf_counter()
-    engine = kind(Path(job["model"]), job["threads"], lambda ids: "".join(spelling[token] for token in ids))
+    engine = kind(Setup(Path(job["model"]), job["threads"], lambda ids: "".join(spelling[token] for token in ids)))
     bench = Bench(engine, list(spelling), job["repeats"], job["patience"])
     bench.alone(4, 1)
     yield {"figures": {READY: time.perf_counter() - begun}, "facts": engine.facts()}
@@ -304,7 +304,7 @@ class Bench:
 
     def serve(self, requests: int, size: int, tokens: int, starts: list[float], variant: str) -> list[list[float]]:
         prompts = [self.chance.choices(self.vocabulary, k=size) for _ in range(requests)]
-        return self.engine.serve(prompts, tokens, starts, variant)
+        return self.engine.serve(Work(prompts, starts, tokens, variant))
 
     def alone(self, size: int, tokens: int, variant: str | None = None) -> tuple[float, float]:
         """Tokens per second, of the prompt and after the first token."""
