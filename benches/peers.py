@@ -282,8 +282,9 @@ def pieces(name: str, job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"figures": {READY: time.perf_counter() - begun}, "facts": engine.facts()}
     bench.warm_up()
     yield bench.prefill_and_decode(512, 1, PREFILL_512, None)
-    yield bench.prefill_and_decode(128, 65, None, DECODE_128)
     yield bench.prefill_and_decode(2048, 33, PREFILL_2048, DECODE_2048)
+    # Last, for crowds and arrivals are short too: what they may take is judged by the rates of this one.
+    yield bench.prefill_and_decode(128, 65, None, DECODE_128)
     for work in job["together"]:
         yield bench.together(*work)
     if job["arrivals"]:
@@ -366,7 +367,7 @@ class Bench:
             rate, seconds, tokens = 4.0, 0.5, 4
         needed = size / self.prefill_rate + tokens / self.decode_rate
         if self.patience and needed > 1 / rate:
-            return {"marks": dict.fromkeys((FIRST, BETWEEN, GAP), f"one takes {needed:.1f} s")}
+            return {"marks": dict.fromkeys((FIRST, BETWEEN, GAP), f"cannot keep up: a request takes {needed:.1f} s")}
         starts = arrival_times(rate, seconds, random.Random(0))
         answers = self.serve(len(starts), size, tokens, starts, self.variants[0])
         first = [times[0] - start for times, start in zip(answers, starts, strict=True)]
@@ -387,7 +388,7 @@ def print_table(model: Model, columns: dict[str, Column], bandwidth: float | Non
     octavo = columns.get("octavo")
     notes: dict[str, int] = {}
     print(f"\n{model.title}, {platform.machine()}")
-    print(f"{'':38}" + "".join(f"{name:>13}" for name in columns) + f"{'× best peer':>14}  target")
+    print(f"{'':38}" + "".join(f"{name:>16}" for name in columns) + f"{'× best peer':>14}  target")
     for row in model.rows:
         cells = []
         for column in columns.values():
@@ -407,7 +408,7 @@ def print_table(model: Model, columns: dict[str, Column], bandwidth: float | Non
                 own = octavo.figures[row.name]
                 ratio = f"{best / own if row.less_is_better else own / best:.2f}"
             verdict = row.target.verdict(octavo, best, bandwidth) if row.target else ""
-        print(f"{row.name + ', ' + row.unit:38}" + "".join(f"{cell:>13}" for cell in cells) + f"{ratio:>14}  {verdict}")
+        print(f"{row.name + ', ' + row.unit:38}" + "".join(f"{cell:>16}" for cell in cells) + f"{ratio:>14}  {verdict}")
     for note, number in notes.items():
         print(f"[{number}] {note}")
     print("; ".join(column.version for column in columns.values() if column.version != "?"))
