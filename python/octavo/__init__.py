@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from octavo._score import Score
     from octavo._stream import AsyncStream, Stream
     from octavo._tokenizer import Tokenizer
+    from octavo._verify import Difference, Verification
 
 # Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "_score": ("Score",),
     "_stream": ("AsyncStream", "Stream"),
     "_tokenizer": ("Tokenizer",),
+    "_verify": ("Difference", "Verification"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -78,6 +80,7 @@ __all__ = [
     "TokenLogprobs",
     "Tokenizer",
     "Usage",
+    "Verification",
     "__version__",
     "resolve",
     "sample",

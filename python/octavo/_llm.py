@@ -21,6 +21,7 @@ from octavo._score import Score, token_pairs
 from octavo._sizes import parse_bytes
 from octavo._stream import AsyncStream, Stream
 from octavo._tokenizer import checked_ids, checked_text
+from octavo._verify import Verification, verify
 
 if TYPE_CHECKING:
     import numpy
@@ -356,6 +357,19 @@ class LLM:
             return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before))
 
         return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score", "continuation")
+
+    def verify(self, result: Result) -> Verification:
+        """Ask for an answer again, alone, and compare tokens, log-probabilities and ends bit for bit.
+
+        Every choice is run again with its own seed, nothing of its prompt coming from the cache and one after another;
+        others' requests may run beside it, for they change nothing. An answer that was given up, or whose deadline
+        passed, is compared up to where it got. ``result`` may also come from another :class:`LLM` that runs the same
+        model, with whatever settings.
+
+        Returns:
+            A :class:`Verification`: true if all is equal; ``print`` says what was compared, or the first difference.
+        """
+        return verify(self._engine, result)
 
     # ---- the engine ----------------------------------------------------------------------------------------------
 

@@ -145,6 +145,12 @@ class Choice:
     def stop_reason(self) -> str | int | None:
         """The stop string or stop token that ended it; ``None`` for the model's own end."""
     @property
+    def seed(self) -> int:
+        """Of its coins, also when the request brought none: a request with this seed (and ``n=1``) gives it again."""
+    @property
+    def request_id(self) -> int:
+        """Its name inside the engine, as in :class:`octavo.Event`."""
+    @property
     def anatomy(self) -> Anatomy: ...
 
 @final
@@ -344,6 +350,8 @@ class Engine:
         every_token: bool = False,
         waker: Waker | None = None,
     ) -> Ticket: ...
+    def submit_again(self, result: Result, choice: int) -> Ticket:
+        """Asks for one choice of a finished request again, with its seed and without sharing anything."""
     def token_ids(self, prompt: str | list[int] | Chat) -> list[int]: ...
     def tokenize(self, text: str, *, special: bool, add_special_tokens: bool) -> Encoding: ...
     def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use octavo::engine;
+use octavo::request::SamplingParams;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -13,7 +14,7 @@ use crate::fields::token_ids;
 use crate::home::Home;
 use crate::params;
 use crate::prompt::{Chat, prompt};
-use crate::result::Asked;
+use crate::result::{Asked, RequestResult};
 use crate::ticket::{SLICE, Ticket};
 use crate::tokenizer::Encoding;
 use crate::waker::Waker;
@@ -65,14 +66,13 @@ impl Engine {
         let mut options = params::options(options, choices, params::wanted(wanted, score_from)?)?;
         options.every_token = every_token;
         options.waker = waker.map(|waker| waker.get().0.clone() as Arc<dyn engine::Wake>);
-        let asked = Asked {
-            logprobs: params.logprobs.is_some(),
-            prompt_logprobs: params.prompt_logprobs.is_some(),
-            block_bytes: engine.facts().block_bytes as usize,
-        };
-        let prompt = self::prompt(prompt)?;
-        let ticket = py.detach(|| engine.submit(&prompt, params, options)).map_err(refused)?;
-        Ok(Ticket::new(ticket, engine, asked))
+        submit(py, engine, &self::prompt(prompt)?, params, options)
+    }
+
+    fn submit_again(&self, py: Python<'_>, result: &Bound<'_, RequestResult>, choice: usize) -> PyResult<Ticket> {
+        let (prompt, params, options) =
+            result.get().again(choice).ok_or_else(|| invalid(format!("the result has no choice {choice}")))?;
+        submit(py, self.0.get()?.clone(), &prompt, params, options)
     }
 
     fn token_ids(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
@@ -125,4 +125,20 @@ impl Engine {
             py.detach(|| engine.close());
         }
     }
+}
+
+fn submit(
+    py: Python<'_>,
+    engine: Arc<engine::Engine>,
+    prompt: &engine::Prompt,
+    params: SamplingParams,
+    options: engine::Options,
+) -> PyResult<Ticket> {
+    let asked = Asked {
+        logprobs: params.logprobs.is_some(),
+        prompt_logprobs: params.prompt_logprobs.is_some(),
+        block_bytes: engine.facts().block_bytes as usize,
+    };
+    let ticket = py.detach(|| engine.submit(prompt, params, options)).map_err(refused)?;
+    Ok(Ticket::new(ticket, engine, asked))
 }

@@ -41,6 +41,8 @@ pub struct Options {
     pub deadline: Option<Duration>,
     /// Namespace of cached prefixes.
     pub cache_salt: String,
+    /// Whether it may share cached prefixes at all.
+    pub shares_prefixes: bool,
     /// Whose call it is.
     pub user: String,
     /// Whether the caller reads tokens as they come, or only the end.
@@ -57,6 +59,7 @@ impl Default for Options {
             priority: 0,
             deadline: None,
             cache_salt: String::new(),
+            shares_prefixes: true,
             user: String::new(),
             every_token: false,
             waker: None,
@@ -297,14 +300,15 @@ impl Engine {
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
         let user: Arc<str> = options.user.into();
         let arrived = self.shared.now();
-        for index in 0..options.choices {
+        let seeds: Vec<u64> = (0..options.choices).map(|index| self.seed(&params, first, index)).collect();
+        for (index, &seed) in seeds.iter().enumerate() {
             let id = RequestId(first + index as u64);
             let request = Request {
                 id,
                 prompt: prompt.clone(),
                 params: params.clone(),
                 wanted: options.wanted,
-                seed: self.seed(&params, first, index),
+                seed,
                 end_token_ids: end_token_ids.clone(),
                 guide: guides.get(index).cloned(),
                 priority: options.priority,
@@ -326,6 +330,8 @@ impl Engine {
             inbox: self.inbox.clone(),
             ids: first..first + options.choices as u64,
             prompt,
+            params,
+            seeds,
             tokenize_ns: arrived.since(begun),
             shared: self.shared.clone(),
         }
@@ -334,6 +340,9 @@ impl Engine {
     /// Who may share blocks with a call. Without prefix caching only its own choices, and scores of one namespace.
     fn namespace(&self, options: &Options, first: u64) -> Option<Arc<str>> {
         let salt = options.cache_salt.as_str();
+        if !options.shares_prefixes {
+            return None;
+        }
         match (self.prefix_caching, options.wanted, options.choices) {
             (true, ..) => Some(salt.into()),
             (false, Wanted::Scores { .. }, _) => Some(format!("scores\0{salt}").into()),
@@ -430,6 +439,8 @@ pub struct Ticket {
     inbox: Sender<Message>,
     ids: std::ops::Range<u64>,
     prompt: Arc<[u32]>,
+    params: Arc<SamplingParams>,
+    seeds: Vec<u64>,
     tokenize_ns: u64,
     shared: Arc<Shared>,
 }
@@ -460,6 +471,21 @@ impl Ticket {
     /// The prompt's token ids.
     pub fn prompt_token_ids(&self) -> &Arc<[u32]> {
         &self.prompt
+    }
+
+    /// How tokens are chosen.
+    pub fn params(&self) -> &Arc<SamplingParams> {
+        &self.params
+    }
+
+    /// The seed of each choice, also where the call brought none.
+    pub fn seeds(&self) -> &[u64] {
+        &self.seeds
+    }
+
+    /// The name of each choice inside the engine.
+    pub fn request_ids(&self) -> std::ops::Range<u64> {
+        self.ids.clone()
     }
 
     /// Nanoseconds from the door to the queue: template, tokenizing, checks.
