@@ -25,8 +25,23 @@ if TYPE_CHECKING:
     )
     from octavo._llm import LLM
     from octavo._models import resolve
-    from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
+    from octavo._octavo import (
+        Anatomy,
+        Choice,
+        Chunk,
+        Encoding,
+        Event,
+        Events,
+        Recording,
+        Replay,
+        Result,
+        Stats,
+        TokenLogprobs,
+        Usage,
+        __version__,
+    )
     from octavo._params import SamplingParams
+    from octavo._replay import replay
     from octavo._sampling import sample, sampling_probabilities
     from octavo._score import Score
     from octavo._stream import AsyncStream, Stream
@@ -47,8 +62,23 @@ _HOMES = {
     ),
     "_llm": ("LLM",),
     "_models": ("resolve",),
-    "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
+    "_octavo": (
+        "Anatomy",
+        "Choice",
+        "Chunk",
+        "Encoding",
+        "Event",
+        "Events",
+        "Recording",
+        "Replay",
+        "Result",
+        "Stats",
+        "TokenLogprobs",
+        "Usage",
+        "__version__",
+    ),
     "_params": ("SamplingParams",),
+    "_replay": ("replay",),
     "_sampling": ("sample", "sampling_probabilities"),
     "_score": ("Score",),
     "_stream": ("AsyncStream", "Stream"),
@@ -65,13 +95,18 @@ __all__ = [
     "Chunk",
     "DeadlineExceededError",
     "DeviceError",
+    "Difference",
     "Encoding",
     "EngineClosedError",
+    "Event",
+    "Events",
     "InvalidRequestError",
     "ModelLoadError",
     "OctavoError",
     "OutOfMemoryError",
     "QueueFullError",
+    "Recording",
+    "Replay",
     "Result",
     "SamplingParams",
     "Score",
@@ -82,6 +117,7 @@ __all__ = [
     "Usage",
     "Verification",
     "__version__",
+    "replay",
     "resolve",
     "sample",
     "sampling_probabilities",

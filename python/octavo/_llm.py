@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from octavo._octavo import Encoding, Facts, Stats, Waker
+    from octavo._octavo import Encoding, Events, Facts, Recording, Stats, Waker
 
 _CALL_OPTIONS = tuple(CallOptions.__slots__)
 _CHAT_OPTIONS = tuple(ChatOptions.__slots__)
@@ -370,6 +370,33 @@ class LLM:
             A :class:`Verification`: true if all is equal; ``print`` says what was compared, or the first difference.
         """
         return verify(self._engine, result)
+
+    # ---- watching --------------------------------------------------------------------------------------------------
+
+    def record(self, path: str | os.PathLike[str]) -> Recording:
+        """Record, from now on, all that goes into the scheduler and all that it decides, in a file that :func:`replay`
+        and ``octavo replay`` play again: every request with its prompt and parameters, when it came, who was in each
+        step, each token that was drawn.
+
+        Nobody may be running or waiting, and the prefix cache is emptied: the log is the whole story. The engine never
+        waits for the disk; one that is too slow loses the rest, and the log says so. The recording ends with
+        :meth:`Recording.close`, its ``with`` block, or the engine. **The log holds prompts and answers as token ids:
+        keep it as you would keep them.**
+
+        Raises:
+            OctavoError: Requests are in flight, or another recording is.
+            OSError: The file cannot be written.
+        """
+        return self._engine.record(path)
+
+    def events(self, capacity: int = 10_000) -> Events:
+        """Read what happens, from now on: requests that queue, are admitted, get their first token, are preempted, end;
+        blocks that the prefix cache stores and removes. ``for event in llm.events(): …``
+
+        Any number of readers may read; without any, nothing is noted down. A reader that is more than ``capacity``
+        events behind loses the oldest; see :attr:`Events.dropped`. Dropping or closing the reader ends it.
+        """
+        return self._engine.events(capacity)
 
     # ---- the engine ----------------------------------------------------------------------------------------------
 

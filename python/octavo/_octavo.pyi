@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable
-from typing import Literal, final
+from pathlib import Path
+from typing import Any, Literal, final
 
 from numpy import float64
 from numpy.typing import NDArray
@@ -357,8 +358,116 @@ class Engine:
     def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
     def render(self, chat: Chat) -> tuple[str, list[int]]: ...
     def stats(self) -> Stats: ...
+    def record(self, path: str | os.PathLike[str]) -> Recording: ...
+    def events(self, capacity: int) -> Events: ...
     def close(self) -> None: ...
 
+@final
+class Event:
+    """Something that happened in an engine.
+
+    ``type`` is ``queued``, ``admitted``, ``first_token``, ``preempted`` or ``finished`` of a request; or
+    ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the words of vLLM's KV events.
+    """
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def sequence_number(self) -> int:
+        """Counts all events of the engine since somebody first read: what lies between two, this reader has lost."""
+    @property
+    def time_ns(self) -> int:
+        """When, on the engine's clock (nanoseconds since it was loaded); to the edge of a step."""
+    @property
+    def request_id(self) -> int | None:
+        """Whose, as in :attr:`Choice.request_id`."""
+    def to_dict(self) -> dict[str, Any]:
+        """``type`` and all that belongs to it: ``request_id``, ``user``, ``prompt_tokens``, ``cached_tokens``,
+        ``computed_tokens``, ``completion_tokens``, ``finish_reason``; ``block_hashes`` (64 bits of a hash over all
+        tokens up to the block's end and the ``cache_salt``), ``parent_block_hash``, ``token_ids``, ``block_size``,
+        ``group_idx`` (of layers that see equally far back), ``medium``."""
+
+@final
+class Events:
+    """A reader of an engine's events. Iterating waits for the next one, and ends when the engine or the reader is
+    closed."""
+
+    def __iter__(self) -> Events: ...
+    def __next__(self) -> Event: ...
+    def next(self, patience_s: float | None = None) -> Event | None:
+        """The next event, waiting up to ``patience_s`` for it (``None``: for ever); ``None``: there is none, yet or any
+        more."""
+    def take(self) -> list[Event]:
+        """All that are there."""
+    @property
+    def dropped(self) -> int:
+        """Events that were lost, the oldest first, because there were more than ``capacity`` unread ones."""
+    def close(self) -> None:
+        """Ends the telling; what is there can still be read."""
+    def __enter__(self) -> Events: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class Recording:
+    """A recording under way, or ended. It goes on until :meth:`close`, the end of its ``with`` block, or of the
+    engine."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def entries(self) -> int:
+        """Entries so far."""
+    @property
+    def lost(self) -> int:
+        """Entries that the disk was too slow for: a replay ends where the first of them would be."""
+    def close(self) -> None:
+        """Ends it, and returns when all is in the file. Warns (:class:`UserWarning`) if entries were lost.
+
+        Raises:
+            OSError: The file could not be written.
+        """
+    def __enter__(self) -> Recording: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class Replay:
+    """What a replay has found. True if all that the log has came out again; ``print`` says so, or the first
+    difference."""
+
+    @property
+    def model(self) -> Path:
+        """Where the model was."""
+    @property
+    def recorded_on(self) -> str:
+        """Device, instruction set, threads."""
+    @property
+    def replayed_on(self) -> str | None:
+        """Likewise; ``None``: the log's own tokens were taken."""
+    @property
+    def requests(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def span_s(self) -> float:
+        """From the log's first entry to its last."""
+    @property
+    def difference(self) -> str | None:
+        """Step, request, what the log has and what was found."""
+    @property
+    def incomplete(self) -> str | None:
+        """Why the log has no more than this, if it is not complete."""
+    def __bool__(self) -> bool: ...
+
+def replay(
+    path: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | None,
+    schedule_only: bool,
+    threads: int | None,
+    check: bool,
+) -> Replay: ...
 def sampling_probabilities(
     logits: bytes, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int]
 ) -> bytearray:

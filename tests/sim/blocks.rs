@@ -176,7 +176,7 @@ fn publish(kv: &mut KvCache, model: &mut Model, holder: &mut Holder) {
     let size = kv.layout().block_size;
     for index in 0..table.len().min(tokens.len() / size) {
         let key = chain.key(index, SALTS[*salt], |block| tokens[block * size..][..size].to_vec());
-        kv.publish(table, index, key);
+        kv.publish(table, index, key, Default::default);
         for group in 0..kv.layout().groups() {
             let (block, prefix) = (table.blocks(group)[index], &tokens[..(index + 1) * size]);
             let is_new = block != BlockId::NONE && !model.is_remembered(block);

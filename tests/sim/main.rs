@@ -3,5 +3,6 @@
 mod blocks; // the KV cache's books against plain lists
 mod histories; // thousands of random days
 mod laws; // named cases
+mod record; // the flight recorder
 mod scale; // a step's cost
 mod world; // the harness

@@ -18,6 +18,7 @@ use crate::result::{Asked, RequestResult};
 use crate::ticket::{SLICE, Ticket};
 use crate::tokenizer::Encoding;
 use crate::waker::Waker;
+use crate::watch::{Events, Recording};
 
 /// A loaded model and the thread that runs it.
 #[pyclass(module = "octavo._octavo", frozen)]
@@ -117,6 +118,14 @@ impl Engine {
                 None => py.check_signals()?,
             }
         }
+    }
+
+    fn record(&self, py: Python<'_>, path: PathBuf) -> PyResult<Recording> {
+        Recording::begin(py, self.0.get()?, path)
+    }
+
+    fn events(&self, capacity: usize) -> PyResult<Events> {
+        Events::new(self.0.get()?, capacity)
     }
 
     fn close(&self, py: Python<'_>) {

@@ -16,6 +16,7 @@ mod sampling; // the sampler alone
 mod ticket; // a call in flight
 mod tokenizer; // text and token ids
 mod waker; // wakes an event loop
+mod watch; // events, recordings and replays
 
 use pyo3::prelude::*;
 
@@ -43,6 +44,8 @@ mod _octavo {
     use crate::tokenizer::{Encoding, Tokenizer};
     #[pymodule_export]
     use crate::waker::Waker;
+    #[pymodule_export]
+    use crate::watch::{Event, Events, Recording, Replay, replay};
 
     /// The version of the package.
     #[pymodule_export]

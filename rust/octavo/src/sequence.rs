@@ -260,8 +260,12 @@ impl Sequence {
             }
         }
         while self.published < self.computed / block_size {
-            let key = self.prefix_key(self.published, block_size);
-            kv.publish(&self.table, self.published, key);
+            let index = self.published;
+            let key = self.prefix_key(index, block_size);
+            kv.publish(&self.table, index, key, || {
+                let tokens = (index * block_size..(index + 1) * block_size).map(|position| self.token(position));
+                (index.checked_sub(1).map(|before| self.keys.known(before)), tokens.collect())
+            });
             if self.published < self.announced {
                 kv.withdraw(key);
             }

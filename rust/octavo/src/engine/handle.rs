@@ -1,15 +1,19 @@
 //! The door: callers of any thread come in here. Everything that one request costs before the engine thread sees it
 //! (template, tokenizing, checking) happens on the caller's thread.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::config::EngineConfig;
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use super::outlet::Outlet;
 use crate::grammar::{Grammars, Guide};
+use crate::observe::events::Tray;
+use crate::observe::record::{Header, Recorder, Recording};
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
 use crate::schedule::{SchedulerConfig, SchedulerStats};
@@ -125,6 +129,12 @@ pub(super) enum Message {
     Cancel(RequestId),
     /// Answer with the state of things.
     Stats(SyncSender<SchedulerStats>),
+    /// Write down what happens from now on, and answer whether it can be done.
+    Record(Box<(Recorder, Header)>, SyncSender<Result<(), String>>),
+    /// Stop writing it down.
+    EndRecording(Recording),
+    /// Tell this reader what happens from now on.
+    Watch(Arc<Tray>),
     /// End everything and stop.
     Close,
 }
@@ -142,6 +152,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Of an engine that begins now.
+    pub fn new() -> Self {
+        Self {
+            live: AtomicUsize::new(0),
+            closed: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            epoch: Instant::now(),
+        }
+    }
+
     /// The engine's clock.
     pub fn now(&self) -> Time {
         Time(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
@@ -162,7 +182,8 @@ impl Shared {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    fn open(&self) -> Result<(), SubmitError> {
+    /// Refuses, if it is closed.
+    pub fn open(&self) -> Result<(), SubmitError> {
         if self.is_open() { Ok(()) } else { Err(SubmitError::Closed(self.reason())) }
     }
 }
@@ -175,6 +196,9 @@ pub struct Engine {
     pub(super) next_id: AtomicU64,
     pub(super) seed: u64,
     pub(super) limits: SchedulerConfig,
+    /// Where the model is, and how it was loaded.
+    pub(super) path: PathBuf,
+    pub(super) config: EngineConfig,
     pub(super) prefix_caching: bool,
     pub(super) facts: Facts,
     pub(super) tokenizer: Arc<Tokenizer>,

@@ -7,6 +7,8 @@ pub mod config; // what can be set, and what it is when it is not
 pub mod open; // from a path to a running engine
 pub mod handle; // the door: submit, stats, close
 pub mod mailbox; // what a call has been given so far
+pub mod watch; // the door for those who watch: recordings and events
+pub mod replay; // plays a recording again
 mod outlet; // tokens → text → mailbox, on the engine thread
 mod run; // the loop
 
@@ -14,3 +16,5 @@ pub use config::EngineConfig;
 pub use handle::{Engine, Facts, Options, Prompt, StatsReply, SubmitError, Ticket};
 pub use mailbox::{ChoiceResult, Next, Update, Wake};
 pub use open::open;
+pub use replay::{Replay, ReplayError, ReplayOptions, Replayed};
+pub use watch::{RecordError, RecordReply};

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 
+use crate::observe::events::{EngineEvent, Notes};
 use crate::request::Time;
 
 mod layout;
@@ -32,6 +33,8 @@ pub struct KvCache {
     /// Names that are going to be published, and by how many sequences.
     announced: HashMap<PrefixKey, u32>,
     layout: KvLayout,
+    /// What becomes of blocks, for whoever wants to know.
+    pub notes: Notes,
 }
 
 /// A remembered prefix.
@@ -59,6 +62,7 @@ impl KvCache {
             tails: PrefixIndex::new(blocks),
             announced: HashMap::new(),
             layout,
+            notes: Notes::default(),
         }
     }
 
@@ -175,14 +179,27 @@ impl KvCache {
     }
 
     /// Remembers block `index` of the table, which is full and committed, in every group. If its name is taken, the first
-    /// block keeps it.
-    pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        name(&mut self.prefixes, &mut self.pool, table, index, key);
+    /// block keeps it. `contents` says what comes before it, and its tokens.
+    pub fn publish(
+        &mut self,
+        table: &BlockTable,
+        index: usize,
+        key: PrefixKey,
+        contents: impl Fn() -> (Option<PrefixKey>, Vec<u32>),
+    ) {
+        let Self { prefixes, pool, notes, .. } = self;
+        name(prefixes, pool, table, index, key, |group| {
+            notes.push(|| {
+                let (parent, token_ids) = contents();
+                let parent = parent.map(PrefixKey::short);
+                EngineEvent::BlockStored { hash: key.short(), parent, token_ids, group: group as u32 }
+            });
+        });
     }
 
     /// Remembers block `index` of the table by the end of a prompt that lies in it, likewise.
     pub fn publish_tail(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        name(&mut self.tails, &mut self.pool, table, index, key);
+        name(&mut self.tails, &mut self.pool, table, index, key, |_| {});
     }
 
     /// For every group the block in which a prompt with this name ends.
@@ -200,6 +217,10 @@ impl KvCache {
     }
 
     fn forget(&mut self, block: BlockId) {
+        if self.notes.are_watched() && self.prefixes.names(block) {
+            let (key, group) = self.prefixes.name(block);
+            self.notes.push(|| EngineEvent::BlockRemoved { hash: key.short(), group });
+        }
         for index in [&mut self.prefixes, &mut self.tails] {
             if index.names(block) {
                 index.forget(block);
@@ -272,12 +293,20 @@ impl KvCache {
     }
 }
 
-/// Names block `index` of the table in every group that still holds it.
-fn name(names: &mut PrefixIndex, pool: &mut Pool, table: &BlockTable, index: usize, key: PrefixKey) {
+/// Names block `index` of the table in every group that still holds it, and says in which it is new.
+fn name(
+    names: &mut PrefixIndex,
+    pool: &mut Pool,
+    table: &BlockTable,
+    index: usize,
+    key: PrefixKey,
+    mut named: impl FnMut(usize),
+) {
     for group in 0..table.groups() {
         let block = table.blocks(group)[index];
         if block != BlockId::NONE && !names.names(block) && names.publish(key, group, block) {
             pool.remember(block);
+            named(group);
         }
     }
 }

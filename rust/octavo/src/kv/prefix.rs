@@ -29,6 +29,12 @@ impl PrefixKey {
         Self::cut(hash)
     }
 
+    /// The name as programs around the engine know it: shorter, and so not to be relied on against people who look for
+    /// collisions.
+    pub fn short(self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|i| self.0[i]))
+    }
+
     fn cut(hash: Sha256) -> Self {
         let mut key = [0; 16];
         key.copy_from_slice(&hash.finalize()[..16]);
@@ -53,6 +59,11 @@ impl PrefixChain {
             let parent = self.keys.last().copied().unwrap_or_else(|| PrefixKey::root(cache_salt));
             self.keys.push(parent.then(block(self.keys.len())));
         }
+        self.keys[index]
+    }
+
+    /// The name of block `index`, which was asked for before.
+    pub fn known(&self, index: usize) -> PrefixKey {
         self.keys[index]
     }
 
@@ -106,6 +117,11 @@ impl PrefixIndex {
         self.blocks.insert(name, block);
         self.keys[block.index()] = name;
         true
+    }
+
+    /// The name of a published block, and its group.
+    pub fn name(&self, block: BlockId) -> (PrefixKey, u32) {
+        self.keys[block.index()]
     }
 
     /// Whether this block has a name.

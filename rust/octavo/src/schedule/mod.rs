@@ -17,6 +17,7 @@ use octavo_kernels::BlockCopy;
 
 use crate::execute::{Batch, EntryOutput, StepOutput};
 use crate::kv::KvCache;
+use crate::observe::events::{EngineEvent, Notes};
 use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
@@ -52,6 +53,8 @@ pub struct Scheduler {
     closed: bool,
     /// An empty batch, for its memory.
     spare: Batch,
+    /// What becomes of requests, for whoever wants to know.
+    notes: Notes,
     totals: SchedulerStats,
 }
 
@@ -81,6 +84,7 @@ impl Scheduler {
             pace: Pace::new(config.itl_target_ns),
             closed: false,
             spare: Batch::default(),
+            notes: Notes::default(),
             totals: SchedulerStats::default(),
             config,
         })
@@ -114,6 +118,7 @@ impl Scheduler {
             preemptions: 0,
             tokens_cached: 0,
             copies: Vec::new(),
+            notes: &mut self.notes,
         };
         decode::advance(&mut step);
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
@@ -207,6 +212,9 @@ impl Scheduler {
             let Some(Ok(drawn)) = output.drawn else { unreachable!("a token was to be drawn") };
             sequence.push(drawn.token_id, now);
             self.totals.tokens_generated += 1;
+            if sequence.generated.len() == 1 {
+                self.notes.push(|| EngineEvent::FirstToken { id });
+            }
             self.events.push_back(Event::Token { id, drawn });
         }
         if sequence.ending.is_none() {
@@ -228,6 +236,10 @@ impl Scheduler {
         let table = self.kv.table();
         let sequence = Sequence::new(request, order, most_new_tokens, table, now, &self.queue.clock);
         self.orders.insert(id, order);
+        self.notes.push(|| {
+            let Request { user, prompt, .. } = &*sequence.request;
+            EngineEvent::Queued { id, user: user.clone(), prompt_tokens: prompt.len() }
+        });
         match refused {
             None => self.queue.push(sequence),
             Some(finish) => self.finish(sequence, finish, now),
@@ -276,6 +288,11 @@ impl Scheduler {
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.orders.remove(&id);
         self.totals.finished += 1;
+        self.notes.push(|| EngineEvent::Finished {
+            id,
+            finish_reason: finish.name(),
+            completion_tokens: record.completion_tokens,
+        });
         self.events.push_back(Event::Finished { id, finish, record });
     }
 
@@ -294,6 +311,37 @@ impl Scheduler {
     /// The next thing it has to say. Whoever drives it asks until there is nothing more, after every call.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Notes from now on what happens, or no longer.
+    pub fn watch(&mut self, on: bool) {
+        self.notes.watch(on);
+        self.kv.notes.watch(on);
+    }
+
+    /// Whether it does.
+    pub fn is_watched(&self) -> bool {
+        self.notes.are_watched()
+    }
+
+    /// What has happened since the last time: first to blocks, then to requests.
+    pub fn take_notes(&mut self) -> impl Iterator<Item = EngineEvent> {
+        self.kv.notes.drain().chain(self.notes.drain())
+    }
+
+    /// As it was made, but for its counts: nothing is remembered, of prompts or of the time that steps take. Says no while
+    /// somebody lives.
+    #[must_use]
+    pub fn start_over(&mut self) -> bool {
+        if !self.orders.is_empty() {
+            return false;
+        }
+        let fresh = Self::new(self.config.clone()).expect("the settings were possible before");
+        let (events, notes) = (std::mem::take(&mut self.events), std::mem::take(&mut self.notes));
+        *self = Self { now: self.now, totals: self.totals, events, notes, ..fresh };
+        self.watch(self.is_watched());
+        self.kv.notes.push(|| EngineEvent::AllBlocksCleared);
+        true
     }
 
     /// Counts.

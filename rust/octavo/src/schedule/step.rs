@@ -3,6 +3,7 @@
 use octavo_kernels::BlockCopy;
 
 use crate::kv::KvCache;
+use crate::observe::events::Notes;
 use crate::request::Time;
 use crate::sequence::Sequence;
 use crate::stages::queue::waiting::Waiting;
@@ -28,6 +29,8 @@ pub struct Step<'a> {
     pub tokens_cached: u64,
     /// Blocks to copy before the step.
     pub copies: Vec<BlockCopy>,
+    /// What becomes of requests, for whoever wants to know.
+    pub notes: &'a mut Notes,
 }
 
 impl Step<'_> {

@@ -10,6 +10,7 @@
 use octavo_kernels::BlockCopy;
 
 use crate::kv::BlockId;
+use crate::observe::events::EngineEvent;
 use crate::observe::meter::QueueReason;
 use crate::schedule::Step;
 use crate::sequence::{Phase, Sequence};
@@ -116,6 +117,7 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
         sequence.announce(step.kv);
     }
     step.tokens_cached += cached as u64;
+    step.notes.push(|| EngineEvent::Admitted { id: sequence.request.id, cached_tokens: cached });
     let index = step.running.partition_point(|running| running.order < order);
     step.running.insert(index, sequence);
     read(step, index, step.rows_left);
