@@ -266,9 +266,9 @@ mod tests {
     fn sizes_that_the_file_does_not_have_take_no_memory() {
         let mut out = Out::default();
         out.u64(u64::MAX);
-        for read in [|found: &mut In<&[u8]>| found.text().map(drop), |found| found.ids().map(drop)] {
-            assert!(matches!(read(&mut In::new(&out.0[..], out.0.len() as u64)), Err(Fault::Truncated)));
-        }
+        let found = || In::new(&out.0[..], out.0.len() as u64);
+        assert!(matches!(found().text(), Err(Fault::Truncated)));
+        assert!(matches!(found().ids(), Err(Fault::Truncated)));
         let too_long = [0xff; 11];
         assert!(matches!(In::new(&too_long[..], 11).u64(), Err(Fault::Wrong(_))));
     }
