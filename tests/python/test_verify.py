@@ -169,7 +169,7 @@ def sizes(results: list[octavo.Result]) -> set[int]:
     return {after - before + 1 for (one, two), (before, after) in last if two == one + 1}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_histories_are_verified(tiny: octavo.LLM, tiny_path: str, seed: int) -> None:
     """Threads submit, give up and wait as they like, over an engine too small for them; what they got is verified on a
     roomy one."""

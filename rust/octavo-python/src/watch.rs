@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use octavo::engine::{self, RecordError, ReplayError, ReplayOptions, Replayed};
-use octavo::observe::events::{EngineEvent, EventReader, NextEvent, Stamped};
+use octavo::observe::events::EngineEvent;
+use octavo::observe::readers::{EventReader, NextEvent, Stamped};
 use octavo::observe::record::{self, LogError, Summary};
 use pyo3::exceptions::{PyOSError, PyUserWarning};
 use pyo3::prelude::*;

@@ -12,7 +12,7 @@ use super::config::EngineConfig;
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use super::outlet::Outlet;
 use crate::grammar::{Grammars, Guide};
-use crate::observe::events::Tray;
+use crate::observe::readers::Tray;
 use crate::observe::record::{Header, Recorder, Recording};
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
@@ -194,12 +194,10 @@ pub struct Engine {
     pub(super) inbox: Sender<Message>,
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
     pub(super) next_id: AtomicU64,
-    pub(super) seed: u64,
     pub(super) limits: SchedulerConfig,
     /// Where the model is, and how it was loaded.
     pub(super) path: PathBuf,
     pub(super) config: EngineConfig,
-    pub(super) prefix_caching: bool,
     pub(super) facts: Facts,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
@@ -367,7 +365,7 @@ impl Engine {
         if !options.shares_prefixes {
             return None;
         }
-        match (self.prefix_caching, options.wanted, options.choices) {
+        match (self.config.enable_prefix_caching, options.wanted, options.choices) {
             (true, ..) => Some(salt.into()),
             (false, Wanted::Scores { .. }, _) => Some(format!("scores\0{salt}").into()),
             (false, _, 1) => None,
@@ -377,7 +375,7 @@ impl Engine {
 
     /// A request's own seed; the first choice of a seeded call keeps the call's, so that `n` does not change it.
     fn seed(&self, params: &SamplingParams, first: u64, index: usize) -> u64 {
-        let call = params.seed.unwrap_or_else(|| random::mix(self.seed, first));
+        let call = params.seed.unwrap_or_else(|| random::mix(self.config.seed, first));
         if index == 0 { call } else { random::mix(call, index as u64) }
     }
 

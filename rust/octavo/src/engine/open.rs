@@ -24,7 +24,7 @@ use crate::grammar::Grammars;
 use crate::load::{ModelFiles, WeightDtype};
 use crate::model::weights::{self, MatrixBytes};
 use crate::model::{Decoder, Model, Weights};
-use crate::observe::events::Readers;
+use crate::observe::readers::Readers;
 use crate::schedule::{Scheduler, SchedulerConfig};
 use crate::stages::tokenize::{ChatTemplate, Tokenizer};
 
@@ -54,10 +54,8 @@ pub fn open(
             inbox,
             thread: Mutex::new(Some(thread)),
             next_id: AtomicU64::new(0),
-            seed: config.seed,
             limits: loaded.limits,
             path: path.to_owned(),
-            prefix_caching: config.enable_prefix_caching,
             config,
             grammars: Grammars::new(loaded.tokenizer.clone(), loaded.facts.vocab, loaded.end_token_ids.clone()),
             facts: loaded.facts,

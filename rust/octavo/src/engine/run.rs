@@ -11,7 +11,7 @@ use super::handle::{CLOSED, Message, Shared};
 use super::mailbox::Wake;
 use super::outlet::Outlet;
 use crate::execute::Executor;
-use crate::observe::events::Readers;
+use crate::observe::readers::Readers;
 use crate::observe::record::{Header, Recorder};
 use crate::request::{RequestId, Time};
 use crate::schedule::{Command, Event, Scheduler};

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use super::handle::{Engine, Message, SubmitError};
-use crate::observe::events::{EventReader, MAX_CAPACITY};
+use crate::observe::readers::{EventReader, MAX_CAPACITY};
 use crate::observe::record::{Header, ModelIdentity, Recorder, Recording};
 
 /// Why a recording cannot begin.
