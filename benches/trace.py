@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--scale", type=float, default=8.0, help="divides lengths")
     parser.add_argument("--speed", type=float, default=40.0, help="divides time")
+    parser.add_argument("--callers", type=int, default=512, help="most requests in flight; the next caller waits")
     parser.add_argument("--kv-cache-bytes", default="12MiB")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
@@ -76,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{chosen.requests} requests of {source}, lengths / {chosen.scale:g}, time / {chosen.speed:g}")
     with (
         tempfile.TemporaryDirectory() as folder,
-        octavo.LLM(
-            chosen.model, progress=False, kv_cache_bytes=chosen.kv_cache_bytes, max_queue=max(1024, chosen.requests)
-        ) as llm,
+        octavo.LLM(chosen.model, progress=False, kv_cache_bytes=chosen.kv_cache_bytes, max_queue=chosen.callers) as llm,
     ):
         print(f"{Path(chosen.model).name} on {llm.facts.device}, {llm.facts.blocks} blocks of {llm.facts.block_size}")
         log = Path(folder) / "run.log"
@@ -106,15 +105,19 @@ class Run:
         self.first_token_s: list[float] = []
         self.resident: list[float] = []
         self.submitted = 0
+        self.most_in_flight = 0
 
     async def all(self, arrivals: Iterator[Arrival]) -> None:
         begun, flying = time.perf_counter(), set()
         for number, arrival in enumerate(arrivals):
             await asyncio.sleep(max(0.0, begun + arrival.at_s / self._chosen.speed - time.perf_counter()))
+            while len(flying) >= self._chosen.callers:
+                await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
             task = asyncio.create_task(self._one(number, arrival))
             flying.add(task)
             task.add_done_callback(flying.discard)
             self.submitted += 1
+            self.most_in_flight = max(self.most_in_flight, len(flying))
         while flying:
             await asyncio.gather(*flying)
 
@@ -164,7 +167,8 @@ class Run:
 
     def report(self, seconds: float) -> None:
         cuts = statistics.quantiles(self.first_token_s, n=100, method="inclusive")
-        print(f"{self.submitted / seconds:.0f} requests a second; ended: {dict(self.ended)}")
+        rate = self.submitted / seconds
+        print(f"{rate:.0f} requests a second, up to {self.most_in_flight} in flight; ended: {dict(self.ended)}")
         print(f"first token p50 {1e3 * cuts[49]:.0f} ms, p99 {1e3 * cuts[98]:.0f} ms, queueing included")
 
 

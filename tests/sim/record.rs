@@ -303,7 +303,7 @@ impl Story {
         match event {
             EngineEvent::Queued { id, .. } => assert_eq!(self.living.insert(id, false), None),
             EngineEvent::Admitted { id, .. } => assert_eq!(self.living.insert(id, true), Some(false)),
-            EngineEvent::FirstToken { id } => assert_eq!(self.living[&id], true),
+            EngineEvent::FirstToken { id } => assert!(self.living[&id]),
             EngineEvent::Preempted { id, .. } => {
                 assert_eq!(self.living.insert(id, false), Some(true));
                 self.preempted += 1;

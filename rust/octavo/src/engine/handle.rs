@@ -12,7 +12,7 @@ use super::config::EngineConfig;
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use super::outlet::Outlet;
 use crate::grammar::{Grammars, Guide};
-use crate::observe::readers::Tray;
+use crate::observe::readers::Teller;
 use crate::observe::record::{Header, Recorder, Recording};
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
@@ -134,7 +134,7 @@ pub(super) enum Message {
     /// Stop writing it down.
     EndRecording(Recording),
     /// Tell this reader what happens from now on.
-    Watch(Arc<Tray>),
+    Watch(Teller),
     /// End everything and stop.
     Close,
 }

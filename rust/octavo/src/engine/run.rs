@@ -147,8 +147,8 @@ impl Runner {
                 let _ = answer.send(self.begin_recording(recorder, &header));
             }
             Message::EndRecording(recording) => drop(self.recorder.take_if(|recorder| recorder.is(&recording))),
-            Message::Watch(tray) => {
-                self.readers.add(tray);
+            Message::Watch(teller) => {
+                self.readers.add(teller);
                 self.scheduler.watch(true);
             }
             Message::Close => return Flow::Closed,

@@ -70,9 +70,9 @@ impl Engine {
             let what = format!("capacity must be a number of events from 1 to {MAX_CAPACITY}, not {capacity}");
             return Err(SubmitError::Invalid(what));
         }
-        let (reader, tray) = EventReader::new(capacity);
-        // A closed inbox drops the tray, and with it the reader's hope.
-        let _ = self.inbox.send(Message::Watch(tray));
+        let (reader, teller) = EventReader::new(capacity);
+        // A closed inbox drops the message, and the reader hears of the end.
+        let _ = self.inbox.send(Message::Watch(teller));
         Ok(reader)
     }
 }

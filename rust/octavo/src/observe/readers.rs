@@ -23,39 +23,40 @@ pub struct Stamped {
 /// The engine's side: everybody who reads.
 #[derive(Default)]
 pub struct Readers {
-    trays: Vec<Arc<Tray>>,
+    tellers: Vec<Teller>,
     next: u64,
 }
 
 impl Readers {
     /// One more.
-    pub fn add(&mut self, tray: Arc<Tray>) {
-        self.trays.push(tray);
+    pub fn add(&mut self, teller: Teller) {
+        self.tellers.push(teller);
     }
 
     /// Tells everybody. Returns whether there is still somebody.
     pub fn tell(&mut self, events: impl Iterator<Item = EngineEvent>, at: Time) -> bool {
-        self.trays.retain(|tray| !tray.abandoned.load(Ordering::Acquire));
+        self.tellers.retain(|Teller(tray)| !tray.abandoned.load(Ordering::Acquire));
         for event in events {
             let stamped = Arc::new(Stamped { sequence_number: self.next, at, event });
             self.next += 1;
-            self.trays.iter().for_each(|tray| tray.put(stamped.clone()));
+            self.tellers.iter().for_each(|Teller(tray)| tray.put(stamped.clone()));
         }
-        !self.trays.is_empty()
+        !self.tellers.is_empty()
     }
 }
 
-impl Drop for Readers {
+/// The engine's end of one reader's queue. Wherever it is dropped, on its way or with the engine, the reader hears that
+/// nothing more will come.
+pub struct Teller(Arc<Tray>);
+
+impl Drop for Teller {
     fn drop(&mut self) {
-        for tray in &self.trays {
-            tray.lock().closed = true;
-            tray.arrived.notify_all();
-        }
+        self.0.close();
     }
 }
 
 /// One reader's queue.
-pub struct Tray {
+struct Tray {
     state: Mutex<TrayState>,
     arrived: Condvar,
     capacity: usize,
@@ -86,6 +87,11 @@ impl Tray {
         drop(state);
         self.arrived.notify_one();
     }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        self.arrived.notify_all();
+    }
 }
 
 /// The most events that a reader's queue may hold.
@@ -106,11 +112,11 @@ pub enum NextEvent {
 }
 
 impl EventReader {
-    /// One that keeps up to `capacity` events, and its tray, which is to be given to the engine.
-    pub fn new(capacity: usize) -> (Self, Arc<Tray>) {
+    /// One that keeps up to `capacity` events, and what is to be given to the engine.
+    pub fn new(capacity: usize) -> (Self, Teller) {
         let state = Mutex::default();
         let tray = Arc::new(Tray { state, arrived: Condvar::new(), capacity, abandoned: AtomicBool::new(false) });
-        (Self(tray.clone()), tray)
+        (Self(tray.clone()), Teller(tray))
     }
 
     /// The next event, waiting up to `patience` for it.
@@ -145,8 +151,7 @@ impl EventReader {
     /// Ends the telling; what is there can still be read.
     pub fn close(&self) {
         self.0.abandoned.store(true, Ordering::Release);
-        self.0.lock().closed = true;
-        self.0.arrived.notify_all();
+        self.0.close();
     }
 }
 
@@ -167,10 +172,10 @@ mod tests {
 
     #[test]
     fn a_slow_reader_loses_the_oldest_and_sees_it() {
-        let (slow, tray) = EventReader::new(3);
+        let (slow, teller) = EventReader::new(3);
         let (fast, other) = EventReader::new(100);
         let mut readers = Readers::default();
-        readers.add(tray);
+        readers.add(teller);
         readers.add(other);
         assert!(readers.tell((0..10).map(first_token), Time(5)));
         let numbers =
@@ -185,13 +190,16 @@ mod tests {
 
     #[test]
     fn the_end_comes_after_everything_that_was_told() {
-        let (reader, tray) = EventReader::new(10);
+        let (reader, teller) = EventReader::new(10);
         let mut readers = Readers::default();
-        readers.add(tray);
+        readers.add(teller);
         assert_eq!(reader.next_within(Duration::ZERO), NextEvent::NotYet);
         readers.tell(std::iter::once(first_token(1)), Time(5));
         drop(readers);
         assert!(matches!(reader.next_within(Duration::ZERO), NextEvent::Event(event) if event.event == first_token(1)));
+        assert_eq!(reader.next_within(Duration::from_secs(60)), NextEvent::Closed);
+        let (reader, lost_on_its_way) = EventReader::new(10);
+        drop(lost_on_its_way);
         assert_eq!(reader.next_within(Duration::from_secs(60)), NextEvent::Closed);
     }
 }

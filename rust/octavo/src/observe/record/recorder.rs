@@ -172,10 +172,8 @@ impl Pipe {
         let mut bytes = 0;
         let mut out = BufWriter::new(file);
         let mut next = chunks.recv().ok();
-        if next.is_some() {
-            if file.metadata()?.is_file() {
-                file.set_len(0)?;
-            }
+        if next.is_some() && file.metadata()?.is_file() {
+            file.set_len(0)?;
         }
         while let Some(chunk) = next {
             out.write_all(&chunk)?;
