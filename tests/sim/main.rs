@@ -1,6 +1,7 @@
 //! The scheduler over a simulated executor: whole histories in no time, every invariant checked after every step.
 
 mod blocks; // the KV cache's books against plain lists
+mod cache; // which blocks are kept, beside the ideal and the floor
 mod histories; // thousands of random days
 mod laws; // named cases
 mod scale; // a step's cost

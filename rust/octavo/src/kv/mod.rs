@@ -10,11 +10,14 @@ use std::collections::HashMap;
 
 use crate::request::Time;
 
+mod habit;
 mod layout;
 mod pool;
 mod prefix;
 mod table;
 
+use habit::Ghosts;
+pub use habit::{Ghost, Habit};
 pub use layout::KvLayout;
 pub use pool::{BlockId, Pool, Taken};
 pub use prefix::{PrefixChain, PrefixIndex, PrefixKey};
@@ -29,6 +32,8 @@ pub struct KvCache {
     /// Blocks by the end of a prompt that lies in them. Their owners may still write behind it; whoever goes on from the
     /// prompt's end copies the block.
     tails: PrefixIndex,
+    /// What was forgotten lately.
+    ghosts: Ghosts,
     /// Names that are going to be published, and by how many sequences.
     announced: HashMap<PrefixKey, u32>,
     layout: KvLayout,
@@ -57,6 +62,7 @@ impl KvCache {
             pool: Pool::new(blocks),
             prefixes: PrefixIndex::new(blocks),
             tails: PrefixIndex::new(blocks),
+            ghosts: Ghosts::new(blocks),
             announced: HashMap::new(),
             layout,
         }
@@ -165,8 +171,8 @@ impl KvCache {
             // The first group last: its length is the table's.
             for group in (0..self.layout.groups()).rev() {
                 let Taken { block, evicted } = self.pool.take(now).expect("the room was counted");
-                if evicted {
-                    self.forget(block);
+                if let Some((uses, touched)) = evicted {
+                    self.forget(block, uses, touched, now);
                 }
                 table.push(group, block, self.pool.rent(block, now));
             }
@@ -177,12 +183,12 @@ impl KvCache {
     /// Remembers block `index` of the table, which is full and committed, in every group. If its name is taken, the first
     /// block keeps it.
     pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        name(&mut self.prefixes, &mut self.pool, table, index, key);
+        name(&mut self.prefixes, &mut self.pool, &mut self.ghosts, table, index, key);
     }
 
     /// Remembers block `index` of the table by the end of a prompt that lies in it, likewise.
     pub fn publish_tail(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        name(&mut self.tails, &mut self.pool, table, index, key);
+        name(&mut self.tails, &mut self.pool, &mut self.ghosts, table, index, key);
     }
 
     /// For every group the block in which a prompt with this name ends.
@@ -199,10 +205,10 @@ impl KvCache {
         blocks.iter().map(borrow).collect()
     }
 
-    fn forget(&mut self, block: BlockId) {
+    fn forget(&mut self, block: BlockId, uses: u32, touched: u64, now: Time) {
         for index in [&mut self.prefixes, &mut self.tails] {
             if index.names(block) {
-                index.forget(block);
+                self.ghosts.insert(index.forget(block), uses, touched, now);
             }
         }
     }
@@ -265,6 +271,7 @@ impl KvCache {
         }
         self.prefixes.check(|block| self.pool.is_remembered(block));
         self.tails.check(|block| self.pool.is_remembered(block));
+        self.ghosts.check();
         let named = |&id: &u32| self.prefixes.names(BlockId(id)) || self.tails.names(BlockId(id));
         let remembered = |&id: &u32| self.pool.is_remembered(BlockId(id));
         let ids = 0..self.pool.len() as u32;
@@ -273,11 +280,18 @@ impl KvCache {
 }
 
 /// Names block `index` of the table in every group that still holds it.
-fn name(names: &mut PrefixIndex, pool: &mut Pool, table: &BlockTable, index: usize, key: PrefixKey) {
+fn name(
+    names: &mut PrefixIndex,
+    pool: &mut Pool,
+    ghosts: &mut Ghosts,
+    table: &BlockTable,
+    index: usize,
+    key: PrefixKey,
+) {
     for group in 0..table.groups() {
         let block = table.blocks(group)[index];
         if block != BlockId::NONE && !names.names(block) && names.publish(key, group, block) {
-            pool.remember(block);
+            pool.remember(block, ghosts.remove((key, group as u32)));
         }
     }
 }
