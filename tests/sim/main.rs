@@ -4,5 +4,6 @@ mod blocks; // the KV cache's books against plain lists
 mod cache; // which blocks are kept, beside the ideal and the floor
 mod histories; // thousands of random days
 mod laws; // named cases
+mod sessions; // what conversations keep
 mod scale; // a step's cost
 mod world; // the harness

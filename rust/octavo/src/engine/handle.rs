@@ -313,6 +313,7 @@ impl Engine {
                     Time(begun.0.saturating_add(nanoseconds))
                 }),
                 cache_salt: cache_salt.clone(),
+                session: None,
                 user: user.clone(),
                 arrived,
             };

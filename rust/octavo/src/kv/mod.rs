@@ -14,6 +14,7 @@ mod habit;
 mod layout;
 mod pool;
 mod prefix;
+mod sessions;
 mod table;
 
 use habit::Ghosts;
@@ -21,6 +22,7 @@ pub use habit::{Ghost, Habit};
 pub use layout::KvLayout;
 pub use pool::{BlockId, Pool, Taken};
 pub use prefix::{PrefixChain, PrefixIndex, PrefixKey};
+pub use sessions::{Pin, PinFate, SessionEvent, SessionReport, Sessions};
 pub use table::BlockTable;
 
 /// The pool and what is remembered of it.
@@ -245,6 +247,18 @@ impl KvCache {
     pub fn give_back(&mut self, (block, rent_before): (BlockId, u64), now: Time) -> u128 {
         let rent = u128::from(self.pool.rent(block, now) - rent_before);
         self.pool.release(block, now);
+        rent
+    }
+
+    /// The rent of a table's blocks since it was last settled, or they were taken, in block-nanoseconds.
+    pub fn settle(&mut self, table: &mut BlockTable, now: Time) -> u128 {
+        let mut rent = 0;
+        for group in 0..self.layout.groups() {
+            for (block, rent_before) in table.held_mut(group) {
+                let due = self.pool.rent(block, now);
+                rent += u128::from(due - std::mem::replace(rent_before, due));
+            }
+        }
         rent
     }
 

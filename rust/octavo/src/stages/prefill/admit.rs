@@ -11,6 +11,7 @@ use octavo_kernels::BlockCopy;
 
 use crate::kv::BlockId;
 use crate::observe::meter::QueueReason;
+use crate::request::SessionId;
 use crate::schedule::Step;
 use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::waiting::Order;
@@ -71,10 +72,57 @@ fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Op
     Some(more)
 }
 
-/// Admits one sequence. `promised` blocks are spoken for; the answer is how many more are then.
+/// Admits one sequence. `promised` blocks are spoken for; the answer is how many more are then. What is kept for other
+/// conversations goes where it needs their blocks.
 fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> Result<usize, QueueReason> {
+    let session = step.queue.get_mut(order).and_then(|sequence| sequence.request.session);
+    loop {
+        let resumed = session.filter(|&id| goes_on(step, order, id));
+        let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
+        let admitted = match resumed {
+            Some(id) => resume(step, order, id, rule, spare),
+            None => begin(step, order, rule, spare),
+        };
+        match admitted {
+            Err(QueueReason::Blocks) if step.sessions.evict_oldest(session, step.kv, step.now) => {}
+            admitted => return admitted,
+        }
+    }
+}
+
+/// Whether a turn can go on from what its session kept. If it cannot, that is kept no longer.
+fn goes_on(step: &mut Step<'_>, order: Order, id: SessionId) -> bool {
+    let Some((sequence, pin)) = step.queue.get_mut(order).zip(step.sessions.pin(id)) else { return false };
+    let (common, goes_on) = sequence.goes_on_from(pin);
+    if !goes_on {
+        step.sessions.diverge(id, common, step.kv, step.now);
+    }
+    goes_on
+}
+
+/// Admits a turn with the blocks that its session kept.
+fn resume(step: &mut Step<'_>, order: Order, id: SessionId, rule: Rule, spare: usize) -> Result<usize, QueueReason> {
+    let layout = step.kv.layout();
+    let block_size = layout.block_size;
+    let (sequence, pin) = (step.queue.get_mut(order), step.sessions.pin(id));
+    let (sequence, pin) = sequence.zip(pin).ok_or(QueueReason::Blocks)?;
+    let (room, kept) = (layout.blocks_for(sequence.room_wanted()), pin.tokens.len());
+    if room.saturating_sub(pin.table.held()) > spare {
+        return Err(QueueReason::Blocks);
+    }
+    if rule == Rule::Whole && sequence.known() - kept > step.rows_left {
+        return Err(QueueReason::Budget);
+    }
+    let (sequence, pin) = (step.queue.remove(order), step.sessions.resume(id, step.kv, step.now));
+    let (mut sequence, pin) = sequence.zip(pin).ok_or(QueueReason::Blocks)?;
+    sequence.inherit(pin, block_size);
+    let index = enter(step, sequence, kept);
+    Ok(room.saturating_sub(step.running[index].table.held()))
+}
+
+/// Admits a sequence with what is remembered of its prompt.
+fn begin(step: &mut Step<'_>, order: Order, rule: Rule, spare: usize) -> Result<usize, QueueReason> {
     let block_size = step.kv.layout().block_size;
-    let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
     let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
     if sequence.waits(step.kv) {
         return Err(QueueReason::Prefix);
@@ -111,20 +159,29 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     step.kv.share(&mut sequence.table, &found, step.now);
     sequence.borrowed = step.kv.borrow(&tail, step.now);
     sequence.record.block_ns += step.kv.give_back_outside(&mut sequence.table, cached, step.now);
-    sequence.admit(cached, step.now, &step.queue.clock);
-    if sequence.shares() {
-        sequence.announce(step.kv);
-    }
-    step.tokens_cached += cached as u64;
-    let index = step.running.partition_point(|running| running.order < order);
-    step.running.insert(index, sequence);
-    read(step, index, step.rows_left);
+    let index = enter(step, sequence, cached);
     let sequence = &step.running[index];
-    assert!(sequence.planned > 0, "whoever is admitted begins at once");
     let copy =
         |(group, from): (usize, &BlockId)| BlockCopy { from: from.0, to: sequence.table.blocks(group)[found.len].0 };
     step.copies.extend(tail.iter().enumerate().map(copy));
     Ok(room.saturating_sub(sequence.table.held()))
+}
+
+/// Among the running ones, with `cached` tokens in its table. It begins at once. Says where it is.
+fn enter(step: &mut Step<'_>, mut sequence: Sequence, cached: usize) -> usize {
+    if sequence.record.preemptions == 0 {
+        sequence.record.kept = sequence.request.session.and_then(|id| step.sessions.fate(id));
+    }
+    sequence.admit(cached, step.kv.layout().block_size, step.now, &step.queue.clock);
+    if sequence.shares() {
+        sequence.announce(step.kv);
+    }
+    step.tokens_cached += cached as u64;
+    let index = step.running.partition_point(|running| running.order < sequence.order);
+    step.running.insert(index, sequence);
+    read(step, index, step.rows_left);
+    assert!(step.running[index].planned > 0, "whoever is admitted begins at once");
+    index
 }
 
 /// Blocks that the half-read prompts will still take.
