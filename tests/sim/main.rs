@@ -2,6 +2,7 @@
 
 mod blocks; // the KV cache's books against plain lists
 mod cache; // which blocks are kept, beside the ideal and the floor
+mod explain; // what the cache says about a prompt
 mod histories; // thousands of random days
 mod laws; // named cases
 mod sessions; // what conversations keep

@@ -295,6 +295,12 @@ impl Sequence {
         while self.published < self.computed / block_size {
             let key = self.prefix_key(self.published, block_size);
             kv.publish(&self.table, self.published, key);
+            let parent = match self.published.checked_sub(1) {
+                Some(before) => self.prefix_key(before, block_size),
+                None => PrefixKey::root(self.request.cache_salt.as_deref().unwrap_or_default()),
+            };
+            let positions = self.published * block_size..(self.published + 1) * block_size;
+            kv.describe(key, parent, || positions.map(|position| self.token(position)).collect());
             if self.published < self.announced {
                 kv.withdraw(key);
             }

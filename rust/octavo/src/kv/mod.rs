@@ -10,6 +10,8 @@ use std::collections::HashMap;
 
 use crate::request::Time;
 
+mod contents;
+mod explain;
 mod habit;
 mod layout;
 mod pool;
@@ -17,6 +19,8 @@ mod prefix;
 mod sessions;
 mod table;
 
+use contents::Contents;
+pub use explain::{CacheExplanation, MissReason};
 use habit::Ghosts;
 pub use habit::{Ghost, Habit};
 pub use layout::KvLayout;
@@ -34,6 +38,8 @@ pub struct KvCache {
     /// Blocks by the end of a prompt that lies in them. Their owners may still write behind it; whoever goes on from the
     /// prompt's end copies the block.
     tails: PrefixIndex,
+    /// The tokens of remembered blocks of the first group.
+    contents: Contents,
     /// What was forgotten lately.
     ghosts: Ghosts,
     /// Names that are going to be published, and by how many sequences.
@@ -64,6 +70,7 @@ impl KvCache {
             pool: Pool::new(blocks),
             prefixes: PrefixIndex::new(blocks),
             tails: PrefixIndex::new(blocks),
+            contents: Contents::new(blocks),
             ghosts: Ghosts::new(blocks),
             announced: HashMap::new(),
             layout,
@@ -208,6 +215,7 @@ impl KvCache {
     }
 
     fn forget(&mut self, block: BlockId, uses: u32, touched: u64, now: Time) {
+        self.contents.remove(block);
         for index in [&mut self.prefixes, &mut self.tails] {
             if index.names(block) {
                 self.ghosts.insert(index.forget(block), uses, touched, now);
@@ -285,6 +293,7 @@ impl KvCache {
         }
         self.prefixes.check(|block| self.pool.is_remembered(block));
         self.tails.check(|block| self.pool.is_remembered(block));
+        self.contents.check(|block| self.prefixes.names(block));
         self.ghosts.check();
         let named = |&id: &u32| self.prefixes.names(BlockId(id)) || self.tails.names(BlockId(id));
         let remembered = |&id: &u32| self.pool.is_remembered(BlockId(id));

@@ -12,7 +12,7 @@ use super::BlockId;
 use super::habit::Name;
 
 /// The name of a prefix that ends at a block's edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrefixKey([u8; 16]);
 
 impl PrefixKey {

@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use octavo_kernels::BlockCopy;
 
 use crate::execute::{Batch, EntryOutput, StepOutput};
-use crate::kv::{KvCache, SessionReport, Sessions};
+use crate::kv::{CacheExplanation, KvCache, MissReason, SessionReport, Sessions};
 use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, SessionId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
@@ -320,6 +320,27 @@ impl Scheduler {
         let now = self.at(now);
         self.sessions.expire(&mut self.kv, now);
         self.sessions.report(id, &mut self.kv, now)
+    }
+
+    /// How much of a prompt would be found in a namespace, or in what a session keeps, and why not more.
+    pub fn explain(&self, prompt: &[u32], cache_salt: Option<&str>, session: Option<SessionId>) -> CacheExplanation {
+        let last = prompt.len().saturating_sub(1);
+        let pin = session.and_then(|id| self.sessions.pin(id)).filter(|pin| {
+            pin.cache_salt.as_deref() == cache_salt && pin.common(prompt[..last].iter().copied()) == pin.tokens.len()
+        });
+        let (found, reason) = match cache_salt {
+            Some(salt) => self.kv.explain(prompt, salt),
+            None => (0, MissReason::Disabled),
+        };
+        let (cached_tokens, reason) = match pin {
+            // Nobody can have seen what is new in a turn.
+            Some(pin) if pin.tokens.len() >= found && pin.tokens.len() < last => (pin.tokens.len(), MissReason::NeverSeen),
+            Some(pin) if pin.tokens.len() >= found => (last, MissReason::Complete),
+            _ => (found, reason),
+        };
+        let lost = (last - cached_tokens) as f64;
+        let lost_ns = self.pace.prompt_row_ns().map(|ns| (lost * ns) as u64);
+        CacheExplanation { prompt_tokens: prompt.len(), cached_tokens, reason, lost_ns }
     }
 
     /// Counts.
