@@ -39,6 +39,7 @@ pub fn open(
     let (news, told) = channel();
     let shared = Arc::new(Shared {
         live: AtomicUsize::new(0),
+        sessions: AtomicUsize::new(0),
         closed: Mutex::new(None),
         closing: AtomicBool::new(false),
         epoch: Instant::now(),
