@@ -25,10 +25,25 @@ if TYPE_CHECKING:
     )
     from octavo._llm import LLM
     from octavo._models import resolve
-    from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
+    from octavo._lint import PromptLint, lint_prompts
+    from octavo._octavo import (
+        Anatomy,
+        CacheExplanation,
+        Choice,
+        Chunk,
+        Encoding,
+        Result,
+        SessionEvent,
+        SessionReport,
+        Stats,
+        TokenLogprobs,
+        Usage,
+        __version__,
+    )
     from octavo._params import SamplingParams
     from octavo._sampling import sample, sampling_probabilities
     from octavo._score import Score
+    from octavo._session import Rent, Session
     from octavo._stream import AsyncStream, Stream
     from octavo._tokenizer import Tokenizer
 
@@ -46,10 +61,25 @@ _HOMES = {
     ),
     "_llm": ("LLM",),
     "_models": ("resolve",),
-    "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
+    "_lint": ("PromptLint", "lint_prompts"),
+    "_octavo": (
+        "Anatomy",
+        "CacheExplanation",
+        "Choice",
+        "Chunk",
+        "Encoding",
+        "Result",
+        "SessionEvent",
+        "SessionReport",
+        "Stats",
+        "TokenLogprobs",
+        "Usage",
+        "__version__",
+    ),
     "_params": ("SamplingParams",),
     "_sampling": ("sample", "sampling_probabilities"),
     "_score": ("Score",),
+    "_session": ("Rent", "Session"),
     "_stream": ("AsyncStream", "Stream"),
     "_tokenizer": ("Tokenizer",),
 }
@@ -59,6 +89,7 @@ __all__ = [
     "LLM",
     "Anatomy",
     "AsyncStream",
+    "CacheExplanation",
     "Choice",
     "Chunk",
     "DeadlineExceededError",
@@ -69,16 +100,22 @@ __all__ = [
     "ModelLoadError",
     "OctavoError",
     "OutOfMemoryError",
+    "PromptLint",
     "QueueFullError",
+    "Rent",
     "Result",
     "SamplingParams",
     "Score",
+    "Session",
+    "SessionEvent",
+    "SessionReport",
     "Stats",
     "Stream",
     "TokenLogprobs",
     "Tokenizer",
     "Usage",
     "__version__",
+    "lint_prompts",
     "resolve",
     "sample",
     "sampling_probabilities",

@@ -390,6 +390,11 @@ impl Engine {
         if index == 0 { call } else { random::mix(call, index as u64) }
     }
 
+    /// Its clock.
+    pub fn now(&self) -> Time {
+        self.shared.now()
+    }
+
     /// Whether it takes calls.
     pub fn is_open(&self) -> bool {
         self.shared.is_open()
