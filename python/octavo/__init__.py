@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         QueueFullError,
     )
+    from octavo._lint import PromptLint, lint_prompts
     from octavo._llm import LLM
     from octavo._models import resolve
-    from octavo._lint import PromptLint, lint_prompts
     from octavo._octavo import (
         Anatomy,
         CacheExplanation,

@@ -83,8 +83,8 @@ _Parts: TypeAlias = "dict[str, str]"
 def lint_prompts(
     prompts: Iterable[Any], model: LLM | Tokenizer | None = None, *, tokens_per_s: float | None = None
 ) -> PromptLint:
-    """Which order of their parts would let most of these prompts be reused, one after the other, by a cache that forgets
-    nothing. Parts are reused whole, and in whole blocks of 16 tokens.
+    """Which order of their parts would let most of these prompts be reused, one after the other, by a cache that
+    forgets nothing. Parts are reused whole, and in whole blocks of 16 tokens.
 
     Args:
         prompts: Each a str (taken apart at empty lines), or a mapping with ``"parts"``: a list of texts, or of mappings
@@ -198,8 +198,8 @@ class _Table:
         return found
 
     def best_order(self) -> list[int]:
-        """What a part costs depends only on which parts come before it, not on their order: it is computed once for every
-        combination of texts up to it. So the best order of all parts follows from the best of every subset."""
+        """What a part costs depends only on which parts come before it, not on their order: it is computed once for
+        every combination of texts up to it. So the best order of all parts follows from the best of every subset."""
         slots = len(self.values)
         if (1 << slots) * len(self.prompts) * slots > _MOST_STEPS:
             return self._greedy()

@@ -388,7 +388,7 @@ class LLM:
 
     def explain_cache(self, prompt: Prompt, *, cache_salt: str = "", **options: Any) -> CacheExplanation:
         """How much of a prompt is cached, and why not more: the first token that differs, when it was evicted, or that
-        nobody has sent it. Only what is cached under this ``cache_salt`` enters, so it tells nothing of other namespaces.
+        nobody has sent it. Only what is cached under this ``cache_salt`` enters, so it tells nothing of others.
 
         Args:
             prompt: Text, messages, or token ids.

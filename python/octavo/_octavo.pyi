@@ -343,8 +343,8 @@ class SessionEvent:
         """Seconds after the session was opened."""
     @property
     def kind(self) -> str:
-        """``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for it
-        has other tokens; ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
+        """``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for
+        it has other tokens; ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
         sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
         ``lost``: the turn failed; ``closed``."""
     @property
@@ -383,6 +383,9 @@ class SessionHandle:
 
     def report(self) -> SessionReport | None:
         """``None``: it is closed."""
+    @property
+    def running(self) -> bool:
+        """Whether a turn is."""
     def close(self) -> None: ...
 
 @final

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo._octavo import CacheExplanation, Result, SessionEvent, SessionHandle, SessionReport, Ticket
     from octavo._params import SamplingParams
     from octavo._prompts import Prompt
-    from octavo._stream import Stream
+    from octavo._stream import AsyncStream, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Session:
 
     Every turn is given the whole conversation, as :meth:`octavo.LLM.generate` is: messages, text or token ids. Where it
     goes on from what was said in the session, answers included, only what is new is computed; the tokens are then those
-    that were said, also where the tokenizer would split the same text otherwise. ``result.usage.cached_tokens`` says how
-    many that were and ``result.anatomy.kept`` what became of what was kept.
+    that were said, also where the tokenizer would split the same text otherwise. ``result.usage.cached_tokens`` says
+    how many that were and ``result.anatomy.kept`` what became of what was kept.
 
     Keeping is a promise with a limit: for ``ttl_s`` after every turn, at most half of the cache for all sessions
     together, and where a request needs the blocks the session that was kept first loses them. Whatever happens is in
@@ -49,13 +49,12 @@ class Session:
         self._handle = handle
         self._submit = submit
         self._explain = explain
-        self._turn: Ticket | None = None
         self._last: SessionReport | None = None
         self._closed = False
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> Result:
-        """The next turn. Arguments as in :meth:`octavo.LLM.generate`, but for ``n``, which is 1, and ``cache_salt``, which
-        is the session's.
+        """The next turn. Arguments as in :meth:`octavo.LLM.generate`, but for ``n``, which is 1, and ``cache_salt``,
+        which is the session's.
 
         Raises:
             InvalidRequestError: The session is closed, or its last turn is still running.
@@ -74,15 +73,24 @@ class Session:
 
         return Stream(self._begin(prompt, params, keywords, every_token=True))
 
+    async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> Result:
+        """:meth:`generate` for an event loop."""
+        from octavo._async import finish
+
+        return await finish(lambda waker: self._begin(prompt, params, keywords, waker=waker))
+
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> AsyncStream:
+        """:meth:`stream` for an event loop."""
+        from octavo._stream import AsyncStream
+
+        return AsyncStream(lambda waker: self._begin(prompt, params, keywords, every_token=True, waker=waker))
+
     def _begin(self, prompt: Any, params: Any, keywords: dict[str, Any], **how: Any) -> Ticket:
         if self._closed:
             raise InvalidRequestError("the session is closed; llm.session() begins another")
-        if self._turn is not None and not self._turn.wait(0.0):
-            raise InvalidRequestError("the session's last turn is still running: a conversation has one turn at a time")
         if "cache_salt" in keywords:
             raise InvalidRequestError("cache_salt is the session's: give it to llm.session()")
-        self._turn = self._submit(prompt, params, keywords, session=self._handle, **how)
-        return self._turn
+        return self._submit(prompt, params, keywords, session=self._handle, **how)
 
     def explain_cache(self, prompt: Prompt) -> CacheExplanation:
         """:meth:`octavo.LLM.explain_cache` for the next turn: how much of it is kept, and why not more."""
@@ -111,17 +119,15 @@ class Session:
         """``new``, ``running``, ``closed``, or the kind of the latest of :attr:`events`."""
         if self._closed:
             return "closed"
-        if self._turn is not None and not self._turn.wait(0.0):
+        if self._handle.running:
             return "running"
         events = self.events
         return events[-1].kind if events else "new"
 
     def close(self) -> None:
-        """Give up what is kept, and the turn that is running. A second call does nothing."""
+        """Give up what is kept; a turn that is running goes on. A second call does nothing."""
         if self._closed:
             return
-        if self._turn is not None:
-            self._turn.cancel()
         try:
             self._last = self._handle.report()
         except EngineClosedError:

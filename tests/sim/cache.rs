@@ -92,8 +92,7 @@ fn real_conversations() {
     println!("{} requests, {accesses} full blocks of 512 tokens, {distinct} distinct", trace.len());
     for (share, bar) in SIZES {
         let blocks = (distinct as f64 * share) as usize;
-        let (found, floor, ideal) =
-            (play(&trace, blocks), least_recently_used(&trace, blocks), belady(&trace, blocks));
+        let (found, floor, ideal) = (play(&trace, blocks), least_recently_used(&trace, blocks), belady(&trace, blocks));
         let of_ideal = |hits: usize| hits as f64 / ideal as f64;
         println!(
             "{blocks:>6} blocks: {:5.1} % of all found, {:5.1} % of Belady's; least recently used {:5.1} %",

@@ -34,7 +34,11 @@ fn every_reason_where_it_is_true() {
     assert_eq!(run(&mut world, &other, ""), MissReason::Differs { index: 6, stored: first[6..8].to_vec() });
     let longer = [&first[..12], &prompt(5, 9)].concat();
     assert_eq!(run(&mut world, &longer, ""), MissReason::NeverSeen, "nothing full goes on from there");
-    assert_eq!(run(&mut world, &first, "tenant"), MissReason::EmptyNamespace, "another namespace has it, and it is not told");
+    assert_eq!(
+        run(&mut world, &first, "tenant"),
+        MissReason::EmptyNamespace,
+        "another namespace has it, and it is not told"
+    );
     assert_eq!(world.scheduler.explain(&first, None, None).reason, MissReason::Disabled);
     assert!(explain(&world, &prompt(8, 40), "").lost_ns.is_some_and(|ns| ns > 0));
 }
@@ -64,7 +68,11 @@ fn a_session_is_explained_too() {
     world.finish(100);
     let next = [&prompt(1, 10)[..], &world.outcome(id).tokens, &[1, 2]].concat();
     let said = world.scheduler.explain(&next, Some(""), Some(session));
-    assert_eq!((said.cached_tokens, said.reason), (16, MissReason::NeverSeen), "all but the last drawn and the new ones");
+    assert_eq!(
+        (said.cached_tokens, said.reason),
+        (16, MissReason::NeverSeen),
+        "all but the last drawn and the new ones"
+    );
     let said = world.scheduler.explain(&next[..17], Some(""), Some(session));
     assert_eq!((said.cached_tokens, said.reason), (16, MissReason::Complete));
 }

@@ -120,6 +120,22 @@ fn running_requests_win_and_the_oldest_pin_goes_first() {
 }
 
 #[test]
+fn a_pin_does_not_go_where_that_lets_nobody_in() {
+    let mut world = World::new(SchedulerConfig { blocks: 20, max_model_len: 80, ..config() });
+    open(&mut world, S);
+    turn(&mut world, S, &prompt(1, 10), 2);
+    // 12 of the 17 blocks that are left.
+    let long = world.submit(request(7, &prompt(3, 40), 8));
+    (0..4).for_each(|_| _ = world.step());
+    let waiting = world.submit(request(8, &prompt(4, 60), 4));
+    (0..3).for_each(|_| _ = world.step());
+    assert_eq!(world.scheduler.stats().waiting, 1);
+    assert_eq!(fates(&report(&mut world, S)), [PinFate::Kept]);
+    world.finish(100);
+    assert_eq!([long, waiting].map(|id| world.outcome(id).tokens.len()), [8, 4]);
+}
+
+#[test]
 fn pins_hold_at_most_half_of_the_pool() {
     let mut world = World::new(SchedulerConfig { blocks: 20, max_model_len: 80, ..config() });
     for id in 0..4 {
@@ -153,7 +169,10 @@ fn a_turn_that_goes_on_otherwise_finds_whole_blocks() {
     let foreign = Request { session: Some(S), cache_salt: Some("tenant".into()), ..request(9, &tokens, 3) };
     let id = world.submit(foreign);
     world.finish(100);
-    assert_eq!((world.outcome(id).record().kept, world.outcome(id).record().cached_tokens), (Some(PinFate::Diverged), 0));
+    assert_eq!(
+        (world.outcome(id).record().kept, world.outcome(id).record().cached_tokens),
+        (Some(PinFate::Diverged), 0)
+    );
 }
 
 #[test]

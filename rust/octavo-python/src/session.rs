@@ -46,6 +46,11 @@ impl SessionHandle {
         report.map(|report| SessionReport::new(py, &report, session.opened(), self.block_bytes)).transpose()
     }
 
+    #[getter]
+    fn running(&self) -> PyResult<bool> {
+        Ok(self.session.get()?.is_running())
+    }
+
     fn close(&self) {
         // In a forked child there is nothing to give up.
         if let Ok(session) = self.session.get() {

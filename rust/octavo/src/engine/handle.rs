@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use super::outlet::Outlet;
-use super::session::{Said, Session, Turn};
+use super::session::{Said, Session, Transcript, Turn};
 use crate::grammar::{Grammars, Guide};
 use crate::kv::{CacheExplanation, SessionReport};
 use crate::request::{Request, RequestId, SamplingParams, SessionId, Time, Wanted};
@@ -278,7 +278,14 @@ impl Engine {
                 options.choices
             )));
         }
+        let mut turn = match session.map(|session| session.transcript.begin(&self.tokenizer)) {
+            Some(None) => return Err(SubmitError::Invalid(ONE_TURN.into())),
+            begun => begun.flatten(),
+        };
         let (ids, said) = self.read(prompt, session)?;
+        if let Some((turn, said)) = turn.as_mut().zip(said) {
+            turn.said = said;
+        }
         let ids: Arc<[u32]> = ids.into();
         if let Wanted::Scores { from } = options.wanted
             && !(1..ids.len()).contains(&from)
@@ -292,7 +299,7 @@ impl Engine {
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
         self.enter(options.choices)?;
-        Ok(self.send(ids, params, guides, options, said, begun))
+        Ok(self.send(ids, params, guides, options, turn, begun))
     }
 
     /// A guide for each choice, if the answer is held to something.
@@ -323,7 +330,7 @@ impl Engine {
         params: SamplingParams,
         guides: Vec<Arc<Guide>>,
         options: Options,
-        mut said: Option<Said>,
+        mut turn: Option<Turn>,
         begun: Time,
     ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
@@ -354,12 +361,7 @@ impl Engine {
                 arrived,
             };
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
-            let turn = options.session.as_ref().zip(said.take()).map(|(session, said)| Turn {
-                transcript: session.transcript.clone(),
-                said,
-                tokenizer: self.tokenizer.clone(),
-            });
-            let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn, self.shared.clone());
+            let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn.take(), self.shared.clone());
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
@@ -369,6 +371,7 @@ impl Engine {
             ids: first..first + options.choices as u64,
             prompt,
             tokenize_ns: arrived.since(begun),
+            transcript: options.session.map(|session| session.transcript.clone()),
             shared: self.shared.clone(),
         }
     }
@@ -486,6 +489,8 @@ fn stream_params(params: &SamplingParams) -> StreamParams {
     }
 }
 
+const ONE_TURN: &str = "the session's last turn is still running: a conversation has one turn at a time";
+
 const NO_TEMPLATE: &str =
     "this model has no chat template; give one as chat_template, or the prompt as text or token ids";
 
@@ -496,6 +501,8 @@ pub struct Ticket {
     ids: std::ops::Range<u64>,
     prompt: Arc<[u32]>,
     tokenize_ns: u64,
+    /// Of its session.
+    transcript: Option<Arc<Transcript>>,
     shared: Arc<Shared>,
 }
 
@@ -517,6 +524,9 @@ impl Ticket {
 
     /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended.
     pub fn cancel(&self) {
+        if let Some(transcript) = self.transcript.as_ref().filter(|_| !self.finished_within(Duration::ZERO)) {
+            transcript.give_up();
+        }
         for id in self.ids.clone() {
             let _ = self.inbox.send(Message::Tell(Command::Cancel(RequestId(id))));
         }

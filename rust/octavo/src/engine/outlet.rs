@@ -41,7 +41,19 @@ impl Outlet {
     ) -> Self {
         let Request { params, end_token_ids, arrived, .. } = request;
         let (params, end_token_ids, arrived) = (params.clone(), end_token_ids.clone(), *arrived);
-        Self { text, mailbox, index, params, end_token_ids, arrived, tokens: 0, stopped: None, ended: false, turn, shared }
+        Self {
+            text,
+            mailbox,
+            index,
+            params,
+            end_token_ids,
+            arrived,
+            tokens: 0,
+            stopped: None,
+            ended: false,
+            turn,
+            shared,
+        }
     }
 
     /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::handle::{Engine, Message, Reply, Shared, SubmitError};
@@ -74,7 +74,12 @@ impl Session {
         Ok(Reply { reply, shared: self.shared.clone() })
     }
 
-    /// Gives up what it keeps. Later turns are requests like any other.
+    /// Whether a turn is running.
+    pub fn is_running(&self) -> bool {
+        self.transcript.lock().running
+    }
+
+    /// Gives up what it keeps; a turn that is running goes on. Later turns are requests like any other.
     pub fn close(&self) {
         let _ = self.inbox.send(Message::Tell(Command::CloseSession(self.id)));
     }
@@ -87,9 +92,23 @@ impl Drop for Session {
     }
 }
 
-/// What was said, as tokens and as text.
+/// How long a turn waits for the one before that was given up: it ends within a step.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What was said, as tokens and as text, and whether a turn is running.
 #[derive(Debug, Default)]
-pub(super) struct Transcript(Mutex<Said>);
+pub(super) struct Transcript {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    said: Said,
+    running: bool,
+    /// Nobody waits for the turn that is running.
+    given_up: bool,
+}
 
 /// Tokens and the text that they stand for.
 #[derive(Clone, Debug, Default)]
@@ -102,9 +121,27 @@ pub(super) struct Said {
 }
 
 impl Transcript {
-    /// A turn has ended.
-    pub fn set(&self, said: Said) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = said;
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change below is whole before the guard drops.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a turn, once one that was given up has ended. `None`: one is running.
+    pub fn begin(self: &Arc<Self>, tokenizer: &Arc<Tokenizer>) -> Option<Turn> {
+        let state = self.lock();
+        let waits = |state: &mut State| state.running && state.given_up;
+        let waited = self.ended.wait_timeout_while(state, PATIENCE, waits);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.running {
+            return None;
+        }
+        (state.running, state.given_up) = (true, false);
+        Some(Turn { transcript: self.clone(), said: Said::default(), tokenizer: tokenizer.clone() })
+    }
+
+    /// Nobody waits for the turn that is running.
+    pub fn give_up(&self) {
+        self.lock().given_up = true;
     }
 
     /// The tokens of a prompt that tells in text what was said, and more: those that were said, and then its own. Text is
@@ -112,7 +149,7 @@ impl Transcript {
     /// tokenizer makes of it; it stays as it is if the texts part ways, or a token reaches across the end of what was
     /// said, or a special token stands where there was none.
     pub fn go_on(&self, text: &str, encoding: &Encoding, tokenizer: &Tokenizer) -> Vec<u32> {
-        let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = &self.lock().said;
         let Encoding { ids, offsets } = encoding;
         let Some(before) = said.text.as_deref().filter(|before| text.as_bytes().starts_with(before)) else {
             return ids.clone();
@@ -147,11 +184,11 @@ impl Said {
     }
 }
 
-/// A turn on its way: what was said in it becomes its session's transcript when it ends.
+/// A turn on its way: what was said in it becomes its session's transcript when it ends. There is one at a time.
 pub(super) struct Turn {
     pub transcript: Arc<Transcript>,
     pub said: Said,
-    pub tokenizer: Arc<Tokenizer>,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Turn {
@@ -161,10 +198,17 @@ impl Turn {
     }
 
     /// It has ended; an error leaves the session as it was.
-    pub fn finish(self, finish: &Finish) {
+    pub fn finish(mut self, finish: &Finish) {
         if !matches!(finish, Finish::Error(_) | Finish::Rejected(_)) {
-            self.transcript.set(self.said);
+            self.transcript.lock().said = std::mem::take(&mut self.said);
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.transcript.lock().running = false;
+        self.transcript.ended.notify_all();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who owns which block of the KV cache.
 //!
-//! Always true: a block is free, idle with a remembered prefix, or owned by a counted number of sequences; the three sum
+//! Always true: a block is free, idle with a remembered prefix, or owned by a counted number of holders; the three sum
 //! to the pool. A remembered block is full and all its keys and values are committed, so nobody writes into it again.
 //!
 //! Not here: the keys and values themselves (the executor has them), and who deserves a block (see

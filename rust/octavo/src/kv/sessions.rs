@@ -154,6 +154,12 @@ impl Sessions {
         self.pinned
     }
 
+    /// Blocks of all pins but that of `spared`.
+    pub fn pinned_but(&self, spared: Option<SessionId>) -> usize {
+        let own = spared.and_then(|id| self.pin(id)).map_or(0, |pin| pin.table.held());
+        self.pinned - own
+    }
+
     /// When the next pin is due.
     pub fn next_expiry(&self) -> Option<Time> {
         self.by_expiry.first().map(|&(expires, _)| expires)

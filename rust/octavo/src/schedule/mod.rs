@@ -334,7 +334,9 @@ impl Scheduler {
         };
         let (cached_tokens, reason) = match pin {
             // Nobody can have seen what is new in a turn.
-            Some(pin) if pin.tokens.len() >= found && pin.tokens.len() < last => (pin.tokens.len(), MissReason::NeverSeen),
+            Some(pin) if pin.tokens.len() >= found && pin.tokens.len() < last => {
+                (pin.tokens.len(), MissReason::NeverSeen)
+            }
             Some(pin) if pin.tokens.len() >= found => (last, MissReason::Complete),
             _ => (found, reason),
         };
