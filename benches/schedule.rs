@@ -62,6 +62,7 @@ impl World {
             priority: 0,
             deadline: None,
             cache_salt: Some("".into()),
+            session: None,
             user: "".into(),
         };
         self.scheduler.apply(Command::Submit(Box::new(request)), self.now);

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         QueueFullError,
     )
+    from octavo._lint import PromptLint, lint_prompts
     from octavo._llm import LLM
     from octavo._models import resolve
     from octavo._octavo import (
         Anatomy,
+        CacheExplanation,
         Choice,
         Chunk,
         Encoding,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
         Recording,
         Replay,
         Result,
+        SessionEvent,
+        SessionReport,
         Stats,
         TokenLogprobs,
         Usage,
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from octavo._replay import replay
     from octavo._sampling import sample, sampling_probabilities
     from octavo._score import Score
+    from octavo._session import Rent, Session
     from octavo._stream import AsyncStream, Stream
     from octavo._tokenizer import Tokenizer
     from octavo._verify import Difference, Verification
@@ -62,8 +67,10 @@ _HOMES = {
     ),
     "_llm": ("LLM",),
     "_models": ("resolve",),
+    "_lint": ("PromptLint", "lint_prompts"),
     "_octavo": (
         "Anatomy",
+        "CacheExplanation",
         "Choice",
         "Chunk",
         "Encoding",
@@ -72,6 +79,8 @@ _HOMES = {
         "Recording",
         "Replay",
         "Result",
+        "SessionEvent",
+        "SessionReport",
         "Stats",
         "TokenLogprobs",
         "Usage",
@@ -81,6 +90,7 @@ _HOMES = {
     "_replay": ("replay",),
     "_sampling": ("sample", "sampling_probabilities"),
     "_score": ("Score",),
+    "_session": ("Rent", "Session"),
     "_stream": ("AsyncStream", "Stream"),
     "_tokenizer": ("Tokenizer",),
     "_verify": ("Difference", "Verification"),
@@ -91,6 +101,7 @@ __all__ = [
     "LLM",
     "Anatomy",
     "AsyncStream",
+    "CacheExplanation",
     "Choice",
     "Chunk",
     "DeadlineExceededError",
@@ -104,12 +115,17 @@ __all__ = [
     "ModelLoadError",
     "OctavoError",
     "OutOfMemoryError",
+    "PromptLint",
     "QueueFullError",
     "Recording",
+    "Rent",
     "Replay",
     "Result",
     "SamplingParams",
     "Score",
+    "Session",
+    "SessionEvent",
+    "SessionReport",
     "Stats",
     "Stream",
     "TokenLogprobs",
@@ -117,6 +133,7 @@ __all__ = [
     "Usage",
     "Verification",
     "__version__",
+    "lint_prompts",
     "replay",
     "resolve",
     "sample",

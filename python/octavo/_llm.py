@@ -18,6 +18,7 @@ from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_tex
 from octavo._progress import Progress, bar_on_terminal
 from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, is_batch, to_chat, to_engine
 from octavo._score import Score, token_pairs
+from octavo._session import Session
 from octavo._sizes import parse_bytes
 from octavo._stream import AsyncStream, Stream
 from octavo._tokenizer import checked_ids, checked_text
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from octavo._octavo import Encoding, Events, Facts, Recording, Stats, Waker
+    from octavo._octavo import (
+        CacheExplanation,
+        Encoding,
+        Events,
+        Facts,
+        Recording,
+        SessionHandle,
+        Stats,
+        Waker,
+    )
 
 _CALL_OPTIONS = tuple(CallOptions.__slots__)
 _CHAT_OPTIONS = tuple(ChatOptions.__slots__)
@@ -222,7 +232,14 @@ class LLM:
         return AsyncStream(lambda waker: self._submit(prompt, call, every_token=True, waker=waker))
 
     def _submit(
-        self, prompt: Any, call: _Call, *, at: int | None = None, every_token: bool = False, waker: Waker | None = None
+        self,
+        prompt: Any,
+        call: _Call,
+        *,
+        at: int | None = None,
+        every_token: bool = False,
+        waker: Waker | None = None,
+        session: SessionHandle | None = None,
     ) -> Ticket:
         # Whether the engine takes more, or is there at all, is not about this prompt.
         with nullcontext() if at is None else naming("prompt", at, InvalidRequestError):
@@ -232,6 +249,7 @@ class LLM:
                 call.options,
                 every_token=every_token,
                 waker=waker,
+                session=session,
             )
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
@@ -358,6 +376,36 @@ class LLM:
 
         return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score", "continuation")
 
+    # ---- the cache -----------------------------------------------------------------------------------------------
+
+    def session(self, *, ttl_s: float = 600.0, cache_salt: str = "") -> Session:
+        """Begin a conversation that keeps its blocks between turns, so that each turn computes only what is new:
+
+            with llm.session(ttl_s=600) as session:
+                result = session.generate(messages)
+
+        Args:
+            ttl_s: Seconds after a turn for which its blocks are kept; they are given up earlier where a running request
+                needs them (see :class:`octavo.Session`).
+            cache_salt: Namespace of cached prefixes for all turns.
+        """
+        handle = self._engine.open_session(float(ttl_s), cache_salt)
+
+        def submit(prompt: Any, params: Any, keywords: dict[str, Any], **how: Any) -> Ticket:
+            return self._submit(prompt, _Call(params, keywords), **how)
+
+        return Session(handle, submit, lambda prompt, held: self._engine.explain(to_engine(prompt), "", held))
+
+    def explain_cache(self, prompt: Prompt, *, cache_salt: str = "", **options: Any) -> CacheExplanation:
+        """How much of a prompt is cached, and why not more: the first token that differs, when it was evicted, or that
+        nobody has sent it. Only what is cached under this ``cache_salt`` enters, so it tells nothing of others.
+
+        Args:
+            prompt: Text, messages, or token ids.
+            cache_salt: Namespace of cached prefixes.
+            **options: How messages become a prompt; see :meth:`render`.
+        """
+        return self._engine.explain(to_engine(prompt, ChatOptions(**options)), cache_salt, None)
     def verify(self, result: Result) -> Verification:
         """Ask for an answer again, alone, and compare tokens, log-probabilities and ends bit for bit.
 

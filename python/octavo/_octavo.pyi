@@ -114,6 +114,11 @@ class Anatomy:
         """The rent of the KV cache: blocks times how long they were held; a shared block is split among its holders."""
     @property
     def byte_seconds(self) -> float: ...
+    @property
+    def kept(self) -> str | None:
+        """For a turn of a :class:`octavo.Session`: what became of what the turn before had left. ``resumed``: this one
+        went on from it, and ``cached_tokens`` is how much it was; ``diverged``: it has other tokens, and only whole
+        blocks were looked for; ``expired``, ``evicted``, ``over_limit``: it was given up before this turn came."""
     def to_dict(self) -> dict[str, object]: ...
 
 @final
@@ -264,7 +269,13 @@ class Stats:
         """Blocks that nobody holds and whose contents a new prompt may still find."""
     @property
     def blocks_owned(self) -> int:
-        """Blocks that running sequences hold."""
+        """Blocks that running sequences and sessions hold."""
+    @property
+    def blocks_pinned(self) -> int:
+        """Blocks that sessions hold between turns, at most half of all; one that several hold counts for each."""
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
     @property
     def steps(self) -> int: ...
     @property
@@ -331,6 +342,95 @@ class Ticket:
     def prompt_token_ids(self) -> list[int]: ...
 
 @final
+class SessionEvent:
+    """Something that has happened to what a session keeps."""
+
+    @property
+    def at_s(self) -> float:
+        """Seconds after the session was opened."""
+    @property
+    def kind(self) -> str:
+        """``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for
+        it has other tokens; ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
+        sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
+        ``lost``: the turn failed; ``closed``."""
+    @property
+    def tokens(self) -> int:
+        """How many tokens it kept; of ``diverged`` how many of them the turn has too."""
+    @property
+    def blocks(self) -> int: ...
+
+@final
+class SessionReport:
+    """A session as it stands."""
+
+    @property
+    def tokens_held(self) -> int: ...
+    @property
+    def blocks_held(self) -> int: ...
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of the KV cache that it holds now, while no turn runs."""
+    @property
+    def byte_seconds(self) -> float:
+        """What it cost so far: bytes times how long it held them between turns; what several hold is split."""
+    @property
+    def expires_in_s(self) -> float | None:
+        """Until what it holds is given up; ``None``: it holds nothing."""
+    @property
+    def events(self) -> list[SessionEvent]:
+        """What has happened, oldest first; the latest 64."""
+    @property
+    def forgotten_events(self) -> int:
+        """How many there were before these."""
+
+@final
+class SessionHandle:
+    """A session of an engine. Dropping it closes it."""
+
+    def report(self) -> SessionReport | None:
+        """``None``: it is closed."""
+    @property
+    def running(self) -> bool:
+        """Whether a turn is."""
+    def close(self) -> None: ...
+
+@final
+class CacheExplanation:
+    """What a prompt would find in the cache, and why not more. ``print`` says it in a sentence."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int:
+        """How many of them would be found. The last is always computed: its logits choose the next token."""
+    @property
+    def lost_tokens(self) -> int:
+        """How many are to be computed, but for the last."""
+    @property
+    def lost_ms(self) -> float | None:
+        """About how long that takes, from what prompts took lately; ``None``: none was read yet."""
+    @property
+    def reason(self) -> str:
+        """``complete``: nothing is lost; ``differs``: what is cached goes on otherwise, see ``differs_at``;
+        ``evicted``: it was there, see ``evicted_s_ago``; ``not_yet_filled``: a running request is computing it;
+        ``shorter_than_block``: what is left does not fill a block; ``never_seen``: nothing that is cached goes on like
+        this; ``empty_namespace``: nothing is cached under this ``cache_salt``; ``disabled``: prefix caching is off."""
+    @property
+    def differs_at(self) -> int | None:
+        """The first token that differs."""
+    @property
+    def prompt_text(self) -> str | None:
+        """The prompt's text from that token on, as far as ``cached_text`` goes."""
+    @property
+    def cached_text(self) -> str | None:
+        """What is cached instead, to the end of a block."""
+    @property
+    def evicted_s_ago(self) -> float | None: ...
+    @property
+    def block_size(self) -> int: ...
+
+@final
 class Engine:
     """A loaded model and the thread that runs it."""
 
@@ -350,9 +450,14 @@ class Engine:
         score_from: int | None = None,
         every_token: bool = False,
         waker: Waker | None = None,
+        session: SessionHandle | None = None,
     ) -> Ticket: ...
     def submit_again(self, result: Result, choice: int) -> Ticket:
         """Asks for one choice of a finished request again, with its seed and without sharing anything."""
+    def open_session(self, ttl_s: float, cache_salt: str) -> SessionHandle: ...
+    def explain(
+        self, prompt: str | list[int] | Chat, cache_salt: str, session: SessionHandle | None
+    ) -> CacheExplanation: ...
     def token_ids(self, prompt: str | list[int] | Chat) -> list[int]: ...
     def tokenize(self, text: str, *, special: bool, add_special_tokens: bool) -> Encoding: ...
     def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use octavo::kv::KvLayout;
-use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, Wanted};
+use octavo::kv::{KvLayout, PinFate};
+use octavo::request::{Finish, Request, RequestId, SamplingParams, SessionId, Time, Wanted};
 use octavo::schedule::{Command, SchedulerConfig};
 
 use crate::world::{Coins, Outcome, VOCAB, World, alone, prompt};
 
 const HISTORIES: u64 = 3000;
+const SESSIONS: u64 = 3;
 
 /// How often each thing happened: a simulation that never preempts proves nothing about preemption.
 type Tally = BTreeMap<&'static str, usize>;
@@ -46,6 +47,11 @@ fn nothing_bad_happens_and_everything_ends() {
         "shared rent",
         "scores",
         "waited for a prefix",
+        "resumed",
+        "diverged",
+        "expired",
+        "evicted",
+        "over_limit",
     ] {
         assert!(tally.get(name).is_some_and(|&count| count >= 10), "hardly any `{name}` in {HISTORIES} histories");
     }
@@ -57,11 +63,14 @@ fn play(seed: u64) -> Tally {
     let mut world = World::new(config.clone());
     let mut tally = Tally::new();
     let mut requests: Vec<Request> = Vec::new();
+    for id in 0..SESSIONS {
+        world.apply(Command::OpenSession { id: SessionId(id), ttl_ns: coins.within(1000, 100_000) as u64 });
+    }
     let days = coins.within(1, 60);
     let rush = coins.within(1, 4);
     for _ in 0..days {
         for _ in 0..coins.within(0, rush) {
-            let request = any_request(&mut coins, requests.len() as u64, &config, world.now, &world.outcomes);
+            let request = any_request(&mut coins, &requests, &config, world.now, &world.outcomes);
             requests.push(request.clone());
             if coins.one_in(25) {
                 world.failing.insert(request.id);
@@ -69,6 +78,9 @@ fn play(seed: u64) -> Tally {
             world.submit(request);
         }
         disturb(&mut world, &mut coins);
+        if coins.one_in(100) {
+            world.apply(Command::CloseSession(SessionId(coins.next() % SESSIONS)));
+        }
         if world.launch().is_some() {
             let doomed = disturb(&mut world, &mut coins);
             let in_flight = doomed.filter(|&id| world.outcomes.get(&id).is_some_and(|outcome| outcome.end.is_none()));
@@ -82,6 +94,8 @@ fn play(seed: u64) -> Tally {
     }
     let work: usize = requests.iter().map(|request| request.prompt.len() + request.params.max_tokens).sum();
     world.finish(4 * work + 100);
+    (0..SESSIONS).for_each(|id| world.apply(Command::CloseSession(SessionId(id))));
+    world.assert_home();
     for request in &requests {
         compare(&config, request, world.outcome(request.id), &mut tally);
     }
@@ -112,13 +126,19 @@ fn any_config(coins: &mut Coins) -> SchedulerConfig {
 
 fn any_request(
     coins: &mut Coins,
-    id: u64,
+    earlier: &[Request],
     config: &SchedulerConfig,
     now: Time,
     outcomes: &BTreeMap<RequestId, Outcome>,
 ) -> Request {
     let longest = *coins.pick(&[8, 50]);
     let mut tokens = prompt(coins.within(0, 2) as u64, coins.within(0, longest));
+    let session = coins.one_in(3).then(|| SessionId(coins.next() % SESSIONS));
+    let turn = earlier.iter().rev().find(|request| session.is_some() && request.session == session);
+    if let Some(turn) = turn.filter(|_| !coins.one_in(6)) {
+        // The next turn of a conversation, if the one before has said anything.
+        tokens = [&turn.prompt[..], &outcomes[&turn.id].tokens].concat();
+    }
     let fresh = coins.within(usize::from(tokens.is_empty()), 12);
     tokens.extend((0..fresh).map(|_| coins.next() as u32 % VOCAB));
     if let Some(answer) = outcomes.values().nth(coins.within(0, 30)).filter(|_| coins.one_in(3)) {
@@ -141,7 +161,7 @@ fn any_request(
         ..Default::default()
     };
     Request {
-        id: RequestId(id),
+        id: RequestId(earlier.len() as u64),
         prompt: tokens.into(),
         params: Arc::new(params),
         wanted,
@@ -151,6 +171,7 @@ fn any_request(
         priority: coins.within(0, 2) as i32 - 1,
         deadline: coins.one_in(5).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
         cache_salt: coins.pick(&[Some(""), Some(""), Some("tenant"), None]).map(Arc::from),
+        session,
         user: "".into(),
         arrived: now,
     }
@@ -181,6 +202,9 @@ fn compare(config: &SchedulerConfig, request: &Request, got: &Outcome, tally: &m
     count("prompt logprobs after preemption", record.preemptions > 0 && !got.prompt_logprobs.is_empty());
     count("logits", !got.logits.is_empty());
     count("scores", matches!(request.wanted, Wanted::Scores { .. }) && record.cached_tokens > 0);
+    for fate in [PinFate::Resumed, PinFate::Diverged, PinFate::Expired, PinFate::Evicted, PinFate::OverLimit] {
+        count(fate.name(), record.kept == Some(fate));
+    }
     count("waited for a prefix", record.stages.queue.prefix > 0);
     count("shared rent", record.cached_tokens > 0 && record.block_ns > 0);
     if matches!(finish, Finish::Rejected(_)) {

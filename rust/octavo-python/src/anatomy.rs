@@ -1,5 +1,6 @@
 //! Where a request's time and memory went.
 
+use octavo::kv::PinFate;
 use octavo::observe::anatomy;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -155,6 +156,11 @@ impl Anatomy {
         self.0.byte_seconds()
     }
 
+    #[getter]
+    fn kept(&self) -> Option<&'static str> {
+        self.0.record.kept.map(PinFate::name)
+    }
+
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         dict.set_item("total_ns", self.total_ns())?;
@@ -170,6 +176,7 @@ impl Anatomy {
         dict.set_item("steps", self.steps())?;
         dict.set_item("preemptions", self.preemptions())?;
         dict.set_item("neighbours", self.neighbours())?;
+        dict.set_item("kept", self.kept())?;
         dict.set_item("block_seconds", self.block_seconds())?;
         dict.set_item("byte_seconds", self.byte_seconds())?;
         Ok(dict)

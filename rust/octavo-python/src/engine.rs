@@ -15,7 +15,8 @@ use crate::home::Home;
 use crate::params;
 use crate::prompt::{Chat, prompt};
 use crate::result::{Asked, RequestResult};
-use crate::ticket::{SLICE, Ticket};
+use crate::session::{CacheExplanation, SessionHandle, answer};
+use crate::ticket::Ticket;
 use crate::tokenizer::Encoding;
 use crate::waker::Waker;
 use crate::watch::{Events, Recording};
@@ -49,7 +50,8 @@ impl Engine {
         Ok(Facts::from(self.0.get()?.facts()))
     }
 
-    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None))]
+    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None,
+        session=None))]
     #[expect(clippy::too_many_arguments, reason = "a call has these")]
     fn submit(
         &self,
@@ -61,11 +63,13 @@ impl Engine {
         score_from: Option<usize>,
         every_token: bool,
         waker: Option<Py<Waker>>,
+        session: Option<Py<SessionHandle>>,
     ) -> PyResult<Ticket> {
         let engine = self.0.get()?.clone();
         let (params, choices) = params::sampling_params(params)?;
         let mut options = params::options(options, choices, params::wanted(wanted, score_from)?)?;
         options.every_token = every_token;
+        options.session = session.map(|session| session.get().session.get().cloned()).transpose()?;
         options.waker = waker.map(|waker| waker.get().0.clone() as Arc<dyn engine::Wake>);
         submit(py, engine, &self::prompt(prompt)?, params, options)
     }
@@ -79,7 +83,27 @@ impl Engine {
     fn token_ids(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         let engine = self.0.get()?;
         let prompt = self::prompt(prompt)?;
-        py.detach(|| engine.token_ids(&prompt)).map_err(refused)
+        py.detach(|| engine.token_ids(&prompt, None)).map_err(refused)
+    }
+
+    fn open_session(&self, ttl_s: f64, cache_salt: String) -> PyResult<SessionHandle> {
+        SessionHandle::open(self.0.get()?, ttl_s, cache_salt)
+    }
+
+    fn explain(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        cache_salt: &str,
+        session: Option<Py<SessionHandle>>,
+    ) -> PyResult<CacheExplanation> {
+        let engine = self.0.get()?;
+        let prompt = self::prompt(prompt)?;
+        let session = session.map(|session| session.get().session.get().cloned()).transpose()?;
+        let session = session.as_deref();
+        let ids = py.detach(|| engine.token_ids(&prompt, session)).map_err(refused)?;
+        let said = answer(py, engine.explain(ids.clone(), cache_salt, session).map_err(refused)?)?;
+        Ok(CacheExplanation::new(engine, &ids, &said, engine.now()))
     }
 
     #[pyo3(signature = (text, *, special, add_special_tokens))]
@@ -98,7 +122,7 @@ impl Engine {
         let engine = self.0.get()?;
         let ids = self::token_ids("token_ids", token_ids).map_err(invalid)?;
         py.detach(|| {
-            engine.token_ids(&engine::Prompt::Tokens(ids.clone())).map_err(refused)?;
+            engine.token_ids(&engine::Prompt::Tokens(ids.clone()), None).map_err(refused)?;
             Ok(engine.tokenizer().decode(&ids, skip_special_tokens))
         })
     }
@@ -111,13 +135,7 @@ impl Engine {
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let mut reply = self.0.get()?.stats().map_err(refused)?;
-        loop {
-            match py.detach(|| reply.within(SLICE)) {
-                Some(stats) => return stats.map(Stats::from).map_err(refused),
-                None => py.check_signals()?,
-            }
-        }
+        answer(py, self.0.get()?.stats().map_err(refused)?).map(Stats::from)
     }
 
     fn record(&self, py: Python<'_>, path: PathBuf) -> PyResult<Recording> {

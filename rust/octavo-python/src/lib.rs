@@ -13,6 +13,7 @@ mod params; // settings and parameters of a call
 mod prompt; // text, messages or token ids
 mod result; // finished answers
 mod sampling; // the sampler alone
+mod session; // conversations, and what the cache says about a prompt
 mod ticket; // a call in flight
 mod tokenizer; // text and token ids
 mod waker; // wakes an event loop
@@ -38,6 +39,8 @@ mod _octavo {
     use crate::result::{Choice, RequestResult, Usage};
     #[pymodule_export]
     use crate::sampling::{sample, sampling_probabilities};
+    #[pymodule_export]
+    use crate::session::{CacheExplanation, SessionEvent, SessionHandle, SessionReport};
     #[pymodule_export]
     use crate::ticket::Ticket;
     #[pymodule_export]

@@ -105,7 +105,7 @@ impl Event {
             EngineEvent::BlockStored { hash, parent, token_ids, group } => {
                 dict.set_item("block_hashes", [hash])?;
                 dict.set_item("parent_block_hash", parent)?;
-                dict.set_item("token_ids", token_ids)?;
+                dict.set_item("token_ids", token_ids.to_vec())?;
                 dict.set_item("block_size", self.block_size)?;
                 dict.set_item("group_idx", group)?;
                 dict.set_item("medium", MEDIUM)?;

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 
 use crate::execute::Draw;
-use crate::kv::{BlockId, BlockTable, KvCache, PrefixChain, PrefixKey};
+use crate::kv::{BlockId, BlockTable, KvCache, Pin, PrefixChain, PrefixKey, Sessions};
 use crate::observe::anatomy::RequestRecord;
 use crate::observe::meter::{Activity, Meter, QueueClock};
-use crate::request::{Finish, Request, Time, Wanted};
+use crate::request::{Finish, Request, SessionId, Time, Wanted};
 use crate::sample::TokenHistory;
 use crate::stages::queue::waiting::Order;
 
@@ -59,6 +59,8 @@ pub struct Sequence {
     tail_announced: bool,
     /// Blocks that the step under way copies.
     pub borrowed: Vec<(BlockId, u64)>,
+    /// The block in which what its session kept ends: it goes on writing there, behind what others may know.
+    pub inherited: Option<usize>,
     /// How often others overtook it while it was the queue's head.
     pub overtaken: u32,
     /// Blocks of the KV cache.
@@ -106,6 +108,7 @@ impl Sequence {
             waits_for: None,
             tail_announced: false,
             borrowed: Vec::new(),
+            inherited: None,
             overtaken: 0,
             table,
             record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
@@ -157,8 +160,38 @@ impl Sequence {
     /// How many of the first tokens may come from the cache: all but the rows that are wanted, and at least the last is
     /// always run, since its logits choose the next token.
     pub fn shareable(&self) -> usize {
-        let last = if self.shares() { self.known() - 1 } else { 0 };
+        if self.shares() { self.resumable() } else { 0 }
+    }
+
+    /// How many of the first tokens need not be run, if somebody has done it.
+    fn resumable(&self) -> usize {
+        let last = self.known() - 1;
         if self.wants_rows() { last.min(self.rows_given) } else { last }
+    }
+
+    /// How many of what a session keeps its tokens begin with, and whether it can go on from there.
+    pub fn goes_on_from(&self, pin: &Pin) -> (usize, bool) {
+        let common = match pin.cache_salt == self.request.cache_salt {
+            true => pin.common((0..self.resumable()).map(|position| self.token(position))),
+            false => 0,
+        };
+        (common, common == pin.tokens.len())
+    }
+
+    /// Takes over what its session kept.
+    pub fn inherit(&mut self, pin: Pin, block_size: usize) {
+        let kept = pin.tokens.len();
+        self.table = pin.table;
+        self.inherited = (!kept.is_multiple_of(block_size)).then_some(kept / block_size);
+    }
+
+    /// Leaves its blocks to its session instead of giving them back.
+    pub fn leave_to(&mut self, session: SessionId, sessions: &mut Sessions, kv: &mut KvCache, now: Time) {
+        self.record.block_ns += kv.settle(&mut self.table, now);
+        let tokens = (0..self.computed).map(|position| self.token(position)).collect();
+        let mut table = std::mem::replace(&mut self.table, kv.table());
+        sessions.keep(session, &mut table, tokens, self.request.cache_salt.clone(), kv, now);
+        self.table = table;
     }
 
     /// Whether its blocks may be shared.
@@ -215,10 +248,10 @@ impl Sequence {
     }
 
     /// Leaves the queue with `cached` tokens found in the cache, their blocks already in its table.
-    pub fn admit(&mut self, cached: usize, now: Time, clock: &QueueClock) {
+    pub fn admit(&mut self, cached: usize, block_size: usize, now: Time, clock: &QueueClock) {
         self.waits_for = None;
         self.computed = cached;
-        self.published = self.table.len();
+        self.published = cached / block_size;
         self.meter.leave_queue(now, clock);
         if self.record.preemptions == 0 {
             self.record.cached_tokens = cached;
@@ -262,15 +295,21 @@ impl Sequence {
         while self.published < self.computed / block_size {
             let index = self.published;
             let key = self.prefix_key(index, block_size);
-            kv.publish(&self.table, index, key, || {
-                let tokens = (index * block_size..(index + 1) * block_size).map(|position| self.token(position));
-                (index.checked_sub(1).map(|before| self.keys.known(before)), tokens.collect())
-            });
+            kv.publish(&self.table, index, key, || self.contents(index, block_size));
             if self.published < self.announced {
                 kv.withdraw(key);
             }
             self.published += 1;
         }
+    }
+
+    /// The name of what comes before block `index`, which has a name by now, and the block's tokens.
+    fn contents(&self, index: usize, block_size: usize) -> (PrefixKey, Arc<[u32]>) {
+        let parent = match index.checked_sub(1) {
+            Some(before) => self.keys.known(before),
+            None => PrefixKey::root(self.request.cache_salt.as_deref().unwrap_or_default()),
+        };
+        (parent, (index * block_size..(index + 1) * block_size).map(|position| self.token(position)).collect())
     }
 
     /// Gives its blocks back, and takes back what it announced.
@@ -284,7 +323,7 @@ impl Sequence {
         {
             kv.withdraw(tail);
         }
-        (self.computed, self.published, self.announced) = (0, 0, 0);
+        (self.computed, self.published, self.announced, self.inherited) = (0, 0, 0, None);
         self.give_back_borrowed(kv, now);
         self.record.block_ns += kv.release(&mut self.table, now);
     }

@@ -11,15 +11,17 @@ use std::time::{Duration, Instant};
 use super::config::EngineConfig;
 use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
 use super::outlet::Outlet;
+use super::session::{Said, Session, Transcript, Turn};
 use crate::grammar::{Grammars, Guide};
+use crate::kv::{CacheExplanation, SessionReport};
 use crate::observe::readers::Teller;
 use crate::observe::record::{Header, Recorder, Recording};
-use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
+use crate::request::{Request, RequestId, SamplingParams, SessionId, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{SchedulerConfig, SchedulerStats};
+use crate::schedule::{Command, SchedulerConfig, SchedulerStats};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
-use crate::stages::tokenize::{ChatError, ChatTemplate, RenderInput, Rendered, Special, Tokenizer};
+use crate::stages::tokenize::{ChatError, ChatTemplate, Encoding, RenderInput, Rendered, Special, Tokenizer};
 
 /// What a caller may send.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub struct Options {
     pub cache_salt: String,
     /// Whether it may share cached prefixes at all.
     pub shares_prefixes: bool,
+    /// The conversation whose turn it is. Its namespace is that of its session.
+    pub session: Option<Arc<Session>>,
     /// Whose call it is.
     pub user: String,
     /// Whether the caller reads tokens as they come, or only the end.
@@ -64,6 +68,7 @@ impl Default for Options {
             deadline: None,
             cache_salt: String::new(),
             shares_prefixes: true,
+            session: None,
             user: String::new(),
             every_token: false,
             waker: None,
@@ -125,10 +130,14 @@ pub struct Facts {
 pub(super) enum Message {
     /// A new request and where its answer goes.
     Submit(Box<Request>, Box<Outlet>),
-    /// Give this one up.
-    Cancel(RequestId),
+    /// Something else for the scheduler.
+    Tell(Command),
     /// Answer with the state of things.
     Stats(SyncSender<SchedulerStats>),
+    /// Answer with the state of a session.
+    Session(SessionId, SyncSender<Option<SessionReport>>),
+    /// Answer with what a prompt would find in a namespace, or in what a session keeps.
+    Explain(Vec<u32>, Option<Arc<str>>, Option<SessionId>, SyncSender<CacheExplanation>),
     /// Write down what happens from now on, and answer whether it can be done.
     Record(Box<(Recorder, Header)>, SyncSender<Result<(), String>>),
     /// Stop writing it down.
@@ -143,6 +152,8 @@ pub(super) enum Message {
 pub(super) struct Shared {
     /// Requests between the door and their end.
     pub live: AtomicUsize,
+    /// Sessions that are open.
+    pub sessions: AtomicUsize,
     /// Why no request is taken any more; `None`: open.
     pub closed: Mutex<Option<String>>,
     /// Asked by the engine thread between steps, so that closing does not wait for the queue.
@@ -156,6 +167,7 @@ impl Shared {
     pub fn new() -> Self {
         Self {
             live: AtomicUsize::new(0),
+            sessions: AtomicUsize::new(0),
             closed: Mutex::new(None),
             closing: AtomicBool::new(false),
             epoch: Instant::now(),
@@ -231,9 +243,15 @@ impl Engine {
     }
 
     /// The token ids of a prompt, as the engine will run them.
-    pub fn token_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, SubmitError> {
-        let ids = match prompt {
-            Prompt::Tokens(ids) => ids.clone(),
+    pub fn token_ids(&self, prompt: &Prompt, session: Option<&Session>) -> Result<Vec<u32>, SubmitError> {
+        self.read(prompt, session).map(|(ids, _)| ids)
+    }
+
+    /// The token ids of a prompt, which go on from what was said in its session as far as they can. And what is said then.
+    fn read(&self, prompt: &Prompt, session: Option<&Session>) -> Result<(Vec<u32>, Option<Said>), SubmitError> {
+        let rendered;
+        let (text, encoding) = match prompt {
+            Prompt::Tokens(ids) => (None, Encoding { ids: ids.clone(), offsets: Vec::new() }),
             Prompt::Text(text) if text.len() > self.most_prompt_bytes => {
                 // Said before megabytes are tokenized for nothing.
                 return Err(SubmitError::Invalid(format!(
@@ -243,14 +261,23 @@ impl Engine {
                 )));
             }
             Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
-                Ok(encoding) => without_second_bos(encoding.ids, self.tokenizer.bos()),
+                Ok(encoding) => (Some(text), without_second_bos(encoding, self.tokenizer.bos())),
                 Err(error) => return Err(SubmitError::Invalid(error.to_string())),
             },
-            Prompt::Chat(input) => self.render(input)?.encoding.ids,
+            Prompt::Chat(input) => {
+                let Rendered { text, encoding } = self.render(input)?;
+                rendered = text;
+                (Some(&rendered), encoding)
+            }
         };
+        let ids = match (session, text) {
+            (Some(session), Some(text)) => session.transcript.go_on(text, &encoding, &self.tokenizer),
+            _ => encoding.ids.clone(),
+        };
+        let said = session.map(|_| Said::prompt(&ids, text.map(|text| (text.as_str(), &encoding)), &self.tokenizer));
         // A tokenizer may know more tokens than the model has embeddings for.
         match ids.iter().position(|&id| id as usize >= self.facts.vocab) {
-            None => Ok(ids),
+            None => Ok((ids, said)),
             Some(at) => {
                 let (id, vocab) = (ids[at], self.facts.vocab);
                 Err(SubmitError::Invalid(format!("prompt[{at}] is {id}, the vocabulary has {vocab} tokens")))
@@ -269,7 +296,22 @@ impl Engine {
                 self.limits.max_num_seqs, options.choices
             )));
         }
-        let ids: Arc<[u32]> = self.token_ids(prompt)?.into();
+        let session = options.session.as_deref();
+        if session.is_some() && (options.choices > 1 || options.wanted != Wanted::Tokens) {
+            return Err(SubmitError::Invalid(format!(
+                "a session goes on with one answer, so n must be 1 in it, not {}",
+                options.choices
+            )));
+        }
+        let mut turn = match session.map(|session| session.transcript.begin(&self.tokenizer)) {
+            Some(None) => return Err(SubmitError::Invalid(ONE_TURN.into())),
+            begun => begun.flatten(),
+        };
+        let (ids, said) = self.read(prompt, session)?;
+        if let Some((turn, said)) = turn.as_mut().zip(said) {
+            turn.said = said;
+        }
+        let ids: Arc<[u32]> = ids.into();
         if let Wanted::Scores { from } = options.wanted
             && !(1..ids.len()).contains(&from)
         {
@@ -282,7 +324,7 @@ impl Engine {
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
         self.enter(options.choices)?;
-        Ok(self.send(ids, params, guides, options, begun))
+        Ok(self.send(ids, params, guides, options, turn, begun))
     }
 
     /// A guide for each choice, if the answer is held to something.
@@ -313,6 +355,7 @@ impl Engine {
         params: SamplingParams,
         guides: Vec<Arc<Guide>>,
         options: Options,
+        mut turn: Option<Turn>,
         begun: Time,
     ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
@@ -339,11 +382,12 @@ impl Engine {
                     Time(begun.0.saturating_add(nanoseconds))
                 }),
                 cache_salt: cache_salt.clone(),
+                session: options.session.as_ref().map(|session| session.id()),
                 user: user.clone(),
                 arrived,
             };
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
-            let outlet = Outlet::new(&request, text, mailbox.clone(), index, self.shared.clone());
+            let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn.take(), self.shared.clone());
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
@@ -355,13 +399,14 @@ impl Engine {
             params,
             seeds,
             tokenize_ns: arrived.since(begun),
+            transcript: options.session.map(|session| session.transcript.clone()),
             shared: self.shared.clone(),
         }
     }
 
     /// Who may share blocks with a call. Without prefix caching only its own choices, and scores of one namespace.
     fn namespace(&self, options: &Options, first: u64) -> Option<Arc<str>> {
-        let salt = options.cache_salt.as_str();
+        let salt = options.session.as_ref().map_or(options.cache_salt.as_str(), |session| session.cache_salt());
         if !options.shares_prefixes {
             return None;
         }
@@ -379,18 +424,39 @@ impl Engine {
         if index == 0 { call } else { random::mix(call, index as u64) }
     }
 
+    /// Its clock.
+    pub fn now(&self) -> Time {
+        self.shared.now()
+    }
+
     /// Whether it takes calls.
     pub fn is_open(&self) -> bool {
         self.shared.is_open()
     }
 
     /// Asks for counters and gauges, as of the end of the current step.
-    pub fn stats(&self) -> Result<StatsReply, SubmitError> {
+    pub fn stats(&self) -> Result<Reply<SchedulerStats>, SubmitError> {
+        self.ask(Message::Stats)
+    }
+
+    /// Asks what a prompt would find in the cache, and why not more. Only what is in its own namespace enters.
+    pub fn explain(
+        &self,
+        prompt: Vec<u32>,
+        cache_salt: &str,
+        session: Option<&Session>,
+    ) -> Result<Reply<CacheExplanation>, SubmitError> {
+        let salt = session.map_or(cache_salt, Session::cache_salt);
+        let salt = self.config.enable_prefix_caching.then(|| salt.into());
+        self.ask(|answer| Message::Explain(prompt, salt, session.map(Session::id), answer))
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<Reply<T>, SubmitError> {
         self.shared.open()?;
         let (answer, reply) = sync_channel(1);
         // A closed inbox drops the message, and the reply says so.
-        let _ = self.inbox.send(Message::Stats(answer));
-        Ok(StatsReply { reply, shared: self.shared.clone() })
+        let _ = self.inbox.send(question(answer));
+        Ok(Reply { reply, shared: self.shared.clone() })
     }
 
     /// Ends every request in flight with an error, stops the thread and frees the model. Idempotent; returns once all is
@@ -408,17 +474,17 @@ impl Engine {
     }
 }
 
-/// Counters that have been asked for.
-pub struct StatsReply {
-    reply: Receiver<SchedulerStats>,
-    shared: Arc<Shared>,
+/// What the engine thread was asked for.
+pub struct Reply<T> {
+    pub(super) reply: Receiver<T>,
+    pub(super) shared: Arc<Shared>,
 }
 
-impl StatsReply {
-    /// Waits for them, up to `patience`. `None`: not yet.
-    pub fn within(&mut self, patience: Duration) -> Option<Result<SchedulerStats, SubmitError>> {
+impl<T> Reply<T> {
+    /// Waits for it, up to `patience`. `None`: not yet.
+    pub fn within(&mut self, patience: Duration) -> Option<Result<T, SubmitError>> {
         match self.reply.recv_timeout(patience) {
-            Ok(stats) => Some(Ok(stats)),
+            Ok(answer) => Some(Ok(answer)),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => Some(Err(SubmitError::Closed(self.shared.reason()))),
         }
@@ -435,11 +501,13 @@ impl Drop for Engine {
 pub(super) const CLOSED: &str = "the engine has been closed";
 
 /// A text that already begins with BOS (a rendered template, say) gets no second one.
-fn without_second_bos(mut ids: Vec<u32>, bos: Option<u32>) -> Vec<u32> {
+fn without_second_bos(mut encoding: Encoding, bos: Option<u32>) -> Encoding {
+    let Encoding { ids, offsets } = &mut encoding;
     if bos.is_some() && ids.len() > 1 && [ids[0], ids[1]].map(Some) == [bos; 2] {
         ids.remove(0);
+        offsets.remove(0);
     }
-    ids
+    encoding
 }
 
 fn stream_params(params: &SamplingParams) -> StreamParams {
@@ -451,6 +519,8 @@ fn stream_params(params: &SamplingParams) -> StreamParams {
         continues_text: false,
     }
 }
+
+const ONE_TURN: &str = "the session's last turn is still running: a conversation has one turn at a time";
 
 const NO_TEMPLATE: &str =
     "this model has no chat template; give one as chat_template, or the prompt as text or token ids";
@@ -464,6 +534,8 @@ pub struct Ticket {
     params: Arc<SamplingParams>,
     seeds: Vec<u64>,
     tokenize_ns: u64,
+    /// Of its session.
+    transcript: Option<Arc<Transcript>>,
     shared: Arc<Shared>,
 }
 
@@ -485,8 +557,11 @@ impl Ticket {
 
     /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended.
     pub fn cancel(&self) {
+        if let Some(transcript) = self.transcript.as_ref().filter(|_| !self.finished_within(Duration::ZERO)) {
+            transcript.give_up();
+        }
         for id in self.ids.clone() {
-            let _ = self.inbox.send(Message::Cancel(RequestId(id)));
+            let _ = self.inbox.send(Message::Tell(Command::Cancel(RequestId(id))));
         }
     }
 

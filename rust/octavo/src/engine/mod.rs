@@ -7,14 +7,16 @@ pub mod config; // what can be set, and what it is when it is not
 pub mod open; // from a path to a running engine
 pub mod handle; // the door: submit, stats, close
 pub mod mailbox; // what a call has been given so far
+pub mod session; // a conversation, as callers hold it
 pub mod watch; // the door for those who watch: recordings and events
 pub mod replay; // plays a recording again
 mod outlet; // tokens → text → mailbox, on the engine thread
 mod run; // the loop
 
 pub use config::EngineConfig;
-pub use handle::{Engine, Facts, Options, Prompt, StatsReply, SubmitError, Ticket};
+pub use handle::{Engine, Facts, Options, Prompt, Reply, SubmitError, Ticket};
 pub use mailbox::{ChoiceResult, Next, Update, Wake};
 pub use open::open;
+pub use session::Session;
 pub use replay::{Replay, ReplayError, ReplayOptions, Replayed};
 pub use watch::{RecordError, RecordReply};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
 use super::handle::{CLOSED, Message, Shared};
@@ -123,9 +123,18 @@ impl Runner {
         }
     }
 
-    /// Sleeps until a command arrives. (Nothing else can bring work: a living request always has something to run.)
+    /// Sleeps until a command arrives, or what a session keeps is due. (Nothing else can bring work: a living request
+    /// always has something to run.)
     fn wait(&mut self) -> Flow {
-        self.inbox.recv().map_or(Flow::Closed, |message| self.apply(message))
+        let received = match self.scheduler.next_expiry() {
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(due) => self.inbox.recv_timeout(Duration::from_nanos(due.since(self.shared.now()))),
+        };
+        match received {
+            Ok(message) => self.apply(message),
+            Err(RecvTimeoutError::Timeout) => Flow::On,
+            Err(RecvTimeoutError::Disconnected) => Flow::Closed,
+        }
     }
 
     fn apply(&mut self, message: Message) -> Flow {
@@ -135,7 +144,12 @@ impl Runner {
                 self.outlets.insert(request.id, *outlet);
                 self.command(Command::Submit(request), now);
             }
-            Message::Cancel(id) => self.command(Command::Cancel(id), now),
+            Message::Tell(command) => self.command(command, now),
+            // Whoever asked may have stopped waiting.
+            Message::Session(id, answer) => _ = answer.send(self.scheduler.session(id, now)),
+            Message::Explain(prompt, salt, session, answer) => {
+                _ = answer.send(self.scheduler.explain(&prompt, salt.as_deref(), session));
+            }
             Message::Stats(answer) => {
                 // What has ended is told before it is counted: who reads the counts may rely on the places being free.
                 self.deliver();
@@ -170,7 +184,8 @@ impl Runner {
         }
         self.deliver();
         if !self.scheduler.start_over() {
-            return Err("a recording begins while nothing runs or waits; requests are in flight".to_owned());
+            let what = "a recording begins while nothing runs or waits and no session is open; close them, or wait";
+            return Err(what.to_owned());
         }
         recorder.begin(header);
         self.recorder = Some(recorder);

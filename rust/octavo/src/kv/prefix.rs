@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use sha2::{Digest, Sha256};
 
 use super::BlockId;
+use super::habit::Name;
 
 /// The name of a prefix that ends at a block's edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrefixKey([u8; 16]);
 
 impl PrefixKey {
@@ -92,9 +93,9 @@ impl PrefixChain {
 /// Published blocks by name and group of layers.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    blocks: HashMap<(PrefixKey, u32), BlockId>,
+    blocks: HashMap<Name, BlockId>,
     /// The other way round; means something only for blocks in `blocks`.
-    keys: Vec<(PrefixKey, u32)>,
+    keys: Vec<Name>,
 }
 
 impl PrefixIndex {
@@ -129,10 +130,11 @@ impl PrefixIndex {
         self.blocks.get(&self.keys[block.index()]) == Some(&block)
     }
 
-    /// A published block's name is gone.
-    pub fn forget(&mut self, block: BlockId) {
-        let forgotten = self.blocks.remove(&self.keys[block.index()]);
-        assert_eq!(forgotten, Some(block), "a remembered block must be in the index");
+    /// A published block's name, which is gone.
+    pub fn forget(&mut self, block: BlockId) -> Name {
+        let name = self.keys[block.index()];
+        assert_eq!(self.blocks.remove(&name), Some(block), "a remembered block must be in the index");
+        name
     }
 
     /// Asserts that every published block has one name and is remembered.

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::kv::PinFate;
 use crate::request::Time;
 
 /// Nanoseconds spent in the queue, by what was missing.
@@ -120,6 +121,8 @@ pub struct RequestRecord {
     /// The rent of the KV cache in block-nanoseconds. A block that `n` sequences hold costs each of them an `n`th; over all
     /// requests the rents sum to the time that blocks were owned.
     pub block_ns: u128,
+    /// A turn of a session: what became of what the one before had left.
+    pub kept: Option<PinFate>,
     /// Where the time went.
     pub stages: StageTimes,
     /// When it arrived.

@@ -56,7 +56,7 @@ pub enum EngineEvent {
         /// The name of the block before it; `None`: it is the first.
         parent: Option<u64>,
         /// Its tokens, as many as a block has positions.
-        token_ids: Vec<u32>,
+        token_ids: Arc<[u32]>,
         /// Which group of layers.
         group: u32,
     },

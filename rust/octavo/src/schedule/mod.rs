@@ -16,10 +16,10 @@ use std::collections::{HashMap, VecDeque};
 use octavo_kernels::BlockCopy;
 
 use crate::execute::{Batch, EntryOutput, StepOutput};
-use crate::kv::KvCache;
+use crate::kv::{CacheExplanation, KvCache, MissReason, SessionReport, Sessions};
 use crate::observe::events::{EngineEvent, Notes};
 use crate::observe::meter::QueueReason;
-use crate::request::{Finish, Request, RequestId, StopReason, Time, Wanted};
+use crate::request::{Finish, Request, RequestId, SessionId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
 use crate::stages::queue::limits;
 use crate::stages::queue::waiting::{Order, Waiting};
@@ -42,6 +42,7 @@ pub struct Scheduler {
     /// In order: the first is the last to lose its blocks.
     running: Vec<Sequence>,
     kv: KvCache,
+    sessions: Sessions,
     /// Where each living request stands in line; it is in the queue or running.
     orders: HashMap<RequestId, Order>,
     events: VecDeque<Event>,
@@ -76,6 +77,7 @@ impl Scheduler {
             queue: Waiting::default(),
             running: Vec::new(),
             kv: KvCache::new(config.blocks, config.layout.clone()),
+            sessions: Sessions::default(),
             orders: HashMap::new(),
             events: VecDeque::new(),
             now: Time(0),
@@ -93,10 +95,13 @@ impl Scheduler {
     /// Does as told. Whatever it has to say about it is an event; a command about a request that has ended says nothing.
     pub fn apply(&mut self, command: Command, now: Time) {
         let now = self.at(now);
+        self.sessions.expire(&mut self.kv, now);
         match command {
             Command::Submit(request) => self.submit(request, now),
             Command::Cancel(id) => self.end(id, Finish::Cancelled, now),
             Command::StopString { id, text } => self.end(id, Finish::Stop(StopReason::StopString(text)), now),
+            Command::OpenSession { id, ttl_ns } => self.sessions.open(id, ttl_ns),
+            Command::CloseSession(id) => self.sessions.close(id, &mut self.kv, now),
         }
     }
 
@@ -108,6 +113,7 @@ impl Scheduler {
         assert!(self.in_flight.is_none(), "one step at a time");
         let now = self.at(now);
         self.end_expired(now);
+        self.sessions.expire(&mut self.kv, now);
         let mut step = Step {
             now,
             rows_left: self.config.max_num_batched_tokens,
@@ -115,6 +121,7 @@ impl Scheduler {
             queue: &mut self.queue,
             running: &mut self.running,
             kv: &mut self.kv,
+            sessions: &mut self.sessions,
             preemptions: 0,
             tokens_cached: 0,
             copies: Vec::new(),
@@ -225,6 +232,9 @@ impl Scheduler {
     fn submit(&mut self, request: Box<Request>, now: Time) {
         let id = request.id;
         assert!(!self.orders.contains_key(&id), "{id} was submitted twice");
+        if let Some(session) = request.session {
+            self.sessions.touch(session, now);
+        }
         let order = Order { priority: Reverse(request.priority), arrival: self.arrivals };
         self.arrivals += 1;
         let refused = if self.closed {
@@ -283,6 +293,11 @@ impl Scheduler {
 
     /// The one place where a request ends.
     fn finish(&mut self, mut sequence: Sequence, finish: Finish, now: Time) {
+        match sequence.request.session {
+            Some(id) if matches!(finish, Finish::Error(_)) || sequence.computed == 0 => self.sessions.lose(id, now),
+            Some(id) => sequence.leave_to(id, &mut self.sessions, &mut self.kv, now),
+            None => {}
+        }
         sequence.release(&mut self.kv, now);
         let id = sequence.request.id;
         let record = Box::new(sequence.close(now, &self.queue.clock));
@@ -330,10 +345,10 @@ impl Scheduler {
     }
 
     /// As it was made, but for its counts: nothing is remembered, of prompts or of the time that steps take. Says no while
-    /// somebody lives.
+    /// somebody lives, or a session is open.
     #[must_use]
     pub fn start_over(&mut self) -> bool {
-        if !self.orders.is_empty() {
+        if !(self.orders.is_empty() && self.sessions.is_empty()) {
             return false;
         }
         let fresh = Self::new(self.config.clone()).expect("the settings were possible before");
@@ -342,6 +357,40 @@ impl Scheduler {
         self.watch(self.is_watched());
         self.kv.notes.push(|| EngineEvent::AllBlocksCleared);
         true
+    }
+
+    /// When a session's blocks are due to be given up, if nobody goes on with it.
+    pub fn next_expiry(&self) -> Option<Time> {
+        self.sessions.next_expiry()
+    }
+
+    /// A session as it stands; `None`: it is closed.
+    pub fn session(&mut self, id: SessionId, now: Time) -> Option<SessionReport> {
+        let now = self.at(now);
+        self.sessions.report(id, &mut self.kv, now)
+    }
+
+    /// How much of a prompt would be found in a namespace, or in what a session keeps, and why not more.
+    pub fn explain(&self, prompt: &[u32], cache_salt: Option<&str>, session: Option<SessionId>) -> CacheExplanation {
+        let last = prompt.len().saturating_sub(1);
+        let pin = session.and_then(|id| self.sessions.pin(id)).filter(|pin| {
+            pin.cache_salt.as_deref() == cache_salt && pin.common(prompt[..last].iter().copied()) == pin.tokens.len()
+        });
+        let (found, reason) = match cache_salt {
+            Some(salt) => self.kv.explain(prompt, salt),
+            None => (0, MissReason::Disabled),
+        };
+        let (cached_tokens, reason) = match pin {
+            // Nobody can have seen what is new in a turn.
+            Some(pin) if pin.tokens.len() >= found && pin.tokens.len() < last => {
+                (pin.tokens.len(), MissReason::NeverSeen)
+            }
+            Some(pin) if pin.tokens.len() >= found => (last, MissReason::Complete),
+            _ => (found, reason),
+        };
+        let lost = (last - cached_tokens) as f64;
+        let lost_ns = self.pace.prompt_row_ns().map(|ns| (lost * ns) as u64);
+        CacheExplanation { prompt_tokens: prompt.len(), cached_tokens, reason, lost_ns }
     }
 
     /// Counts.
@@ -354,11 +403,19 @@ impl Scheduler {
             blocks_free: pool.free(),
             blocks_remembered: pool.idle(),
             blocks_owned: pool.owned(),
+            blocks_pinned: self.sessions.pinned(),
+            sessions: self.sessions.len(),
             ..self.totals
         }
     }
 
-    /// Block-nanoseconds owned so far: the sum of the rents of all requests, once all have ended.
+    /// Block-nanoseconds that sessions have held blocks between turns.
+    pub fn session_block_ns(&mut self, now: Time) -> u128 {
+        let now = self.at(now);
+        self.sessions.rent_block_ns(&mut self.kv, now)
+    }
+
+    /// Block-nanoseconds owned so far: the sum of the rents of all requests and sessions, once all requests have ended.
     pub fn owned_block_ns(&mut self, now: Time) -> u128 {
         let now = self.at(now);
         self.kv.owned_ns(now)
@@ -373,7 +430,9 @@ impl Scheduler {
     pub fn check(&self) {
         self.queue.check();
         let borrowed = self.running.iter().flat_map(|sequence| sequence.borrowed.iter().map(|&(block, _)| block));
-        self.kv.check(self.running.iter().map(|sequence| &sequence.table), borrowed);
+        let tables = self.running.iter().map(|sequence| &sequence.table).chain(self.sessions.tables());
+        self.kv.check(tables, borrowed);
+        self.sessions.check(&self.kv);
         assert!(self.running.is_sorted_by_key(|sequence| sequence.order), "running sequences are in order");
         assert!(self.running.len() <= self.config.max_num_seqs, "more run than may");
         assert_eq!(self.orders.len(), self.running.len() + self.queue.len(), "every living request is somewhere");
@@ -404,7 +463,7 @@ impl Scheduler {
             assert_eq!(sequence.table.outside(group), outside, "{id}: holds what its window shows, and no more");
             for (index, &block) in sequence.table.blocks(group).iter().enumerate().skip(full) {
                 // Where its stem ends it writes behind what others know, and perhaps copy just now.
-                if index != sequence.stem() / layout.block_size {
+                if index != sequence.stem() / layout.block_size && sequence.inherited != Some(index) {
                     assert_eq!(self.kv.pool().owners(block), 1, "{id}: would write a shared block");
                     assert!(!self.kv.pool().is_remembered(block), "{id}: would write a remembered block");
                 }

@@ -42,6 +42,11 @@ impl Pace {
         ((left * prompt.rows / prompt.ns.max(1.0)) as usize).max(1)
     }
 
+    /// What a row of a prompt adds to a step; `None`: no prompt was read yet.
+    pub fn prompt_row_ns(&self) -> Option<f64> {
+        self.prompt.map(|prompt| prompt.ns / prompt.rows)
+    }
+
     /// A step of `decoding` sequences and `prompt_rows` rows of prompts took this long.
     pub fn observe(&mut self, decoding: usize, prompt_rows: usize, ns: u64) {
         let ns = ns as f64;

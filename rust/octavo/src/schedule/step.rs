@@ -2,7 +2,7 @@
 
 use octavo_kernels::BlockCopy;
 
-use crate::kv::KvCache;
+use crate::kv::{KvCache, Sessions};
 use crate::observe::events::Notes;
 use crate::request::Time;
 use crate::sequence::Sequence;
@@ -23,6 +23,8 @@ pub struct Step<'a> {
     pub running: &'a mut Vec<Sequence>,
     /// Who owns which block.
     pub kv: &'a mut KvCache,
+    /// What is kept for conversations; it goes where somebody needs the blocks.
+    pub sessions: &'a mut Sessions,
     /// Sequences that were sent back.
     pub preemptions: u64,
     /// Tokens that were found in the cache.
@@ -38,14 +40,25 @@ impl Step<'_> {
     /// enough blocks.
     #[must_use]
     pub fn plan(&mut self, index: usize, rows: usize) -> bool {
-        let sequence = &mut self.running[index];
+        let sequence = &self.running[index];
         let end = sequence.computed + sequence.planned + rows;
+        if self.room(index, end) < end {
+            return false;
+        }
+        let sequence = &mut self.running[index];
         if !self.kv.grow(&mut sequence.table, end, self.now) {
             return false;
         }
         sequence.planned += rows;
         self.rows_left -= rows;
         true
+    }
+
+    /// Tokens that a running sequence has room for. Pins are given up until there is room for as many as `wanted`.
+    pub fn room(&mut self, index: usize, wanted: usize) -> usize {
+        let table = &self.running[index].table;
+        while self.kv.room(table) < wanted && self.sessions.evict_oldest(None, self.kv, self.now) {}
+        self.kv.room(table)
     }
 
     /// There is somebody waiting and a place to run.

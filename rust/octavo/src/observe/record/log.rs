@@ -8,7 +8,7 @@ use super::header::Header;
 use super::wire::{Fault, Found, In, Out, wrong};
 use super::{Entry, Outcome, Rows, request};
 use crate::execute::{Batch, EntryOutput, StepOutput};
-use crate::request::{RequestId, Time};
+use crate::request::{RequestId, SessionId, Time};
 use crate::schedule::Command;
 
 const SUBMIT: u8 = 1;
@@ -17,6 +17,8 @@ const STOP_STRING: u8 = 3;
 const PLANNED: u8 = 4;
 const COMMITTED: u8 = 5;
 const END: u8 = 6;
+const OPEN_SESSION: u8 = 7;
+const CLOSE_SESSION: u8 = 8;
 
 /// Makes bytes of entries.
 #[derive(Debug, Default)]
@@ -47,6 +49,15 @@ impl LogWriter {
                 self.entry(STOP_STRING, now);
                 self.out.u64(id.0);
                 self.out.text(text);
+            }
+            Command::OpenSession { id, ttl_ns } => {
+                self.entry(OPEN_SESSION, now);
+                self.out.u64(id.0);
+                self.out.u64(*ttl_ns);
+            }
+            Command::CloseSession(id) => {
+                self.entry(CLOSE_SESSION, now);
+                self.out.u64(id.0);
             }
         }
     }
@@ -195,13 +206,13 @@ impl<R: Read> Log<R> {
         let found = &mut self.found;
         let (kind, after) = (found.byte()?, found.u64()?);
         let now = Time(self.last.0.saturating_add(after));
+        let told = |command| Entry::Told { now, command };
         let entry = match kind {
-            SUBMIT => {
-                let request = request::read(found, &mut self.shared, self.header.vocab)?;
-                Entry::Submit { now, request: Box::new(request) }
-            }
-            CANCEL => Entry::Cancel { now, id: RequestId(found.u64()?) },
-            STOP_STRING => Entry::StopString { now, id: RequestId(found.u64()?), text: found.text()? },
+            SUBMIT => told(Command::Submit(Box::new(request::read(found, &mut self.shared, self.header.vocab)?))),
+            CANCEL => told(Command::Cancel(RequestId(found.u64()?))),
+            STOP_STRING => told(Command::StopString { id: RequestId(found.u64()?), text: found.text()? }),
+            OPEN_SESSION => told(Command::OpenSession { id: SessionId(found.u64()?), ttl_ns: found.u64()? }),
+            CLOSE_SESSION => told(Command::CloseSession(SessionId(found.u64()?))),
             PLANNED => Entry::Planned { now, rows: found.list(rows)? },
             COMMITTED => {
                 let vocab = self.header.vocab;

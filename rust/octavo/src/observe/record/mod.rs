@@ -14,7 +14,8 @@
 //! The file: `octavo log\n`, the version and the header's length (32 bits each, little-endian), the header as JSON, then
 //! entries: a kind (one byte), the nanoseconds since the entry before, and what the kind has.
 
-use crate::request::{Request, RequestId, Time};
+use crate::request::{RequestId, Time};
+use crate::schedule::Command;
 
 mod header; // what was recorded, and on what
 mod log; // entries, read and written
@@ -31,28 +32,12 @@ pub use recorder::{Recorder, Recording, Summary};
 /// One line of the log.
 #[derive(Debug)]
 pub enum Entry {
-    /// The scheduler was given a request.
-    Submit {
+    /// The scheduler was told something.
+    Told {
         /// When.
         now: Time,
-        /// Which.
-        request: Box<Request>,
-    },
-    /// The scheduler was told that a caller has given up.
-    Cancel {
-        /// When.
-        now: Time,
-        /// Whom.
-        id: RequestId,
-    },
-    /// The scheduler was told that a stop string has appeared.
-    StopString {
-        /// When.
-        now: Time,
-        /// In whose text.
-        id: RequestId,
-        /// Which.
-        text: String,
+        /// What.
+        command: Command,
     },
     /// The scheduler planned a step, or found nothing to do.
     Planned {

@@ -9,7 +9,7 @@ use super::{Entry, Log, LogError, Outcome, Rows};
 use crate::execute::machine::free_memory_bytes;
 use crate::execute::{Batch, Drawn, EntryOutput, Executor, StepOutput};
 use crate::grammar::Grammars;
-use crate::request::{Request, RequestId, Wanted};
+use crate::request::{Request, RequestId, SessionId, Wanted};
 use crate::schedule::{Command, Scheduler};
 
 /// Where the tokens come from.
@@ -67,14 +67,15 @@ impl fmt::Display for Difference {
 }
 
 /// Bookkeeping of a block and its names, at most.
-const BYTES_PER_BLOCK: u64 = 128;
+const BYTES_PER_BLOCK: u64 = 300;
 
 /// A log being played.
 pub struct Player<R> {
     log: Log<R>,
     scheduler: Scheduler,
     tokens: Tokens,
-    seen: HashSet<RequestId>,
+    requests: HashSet<RequestId>,
+    sessions: HashSet<SessionId>,
     under_way: Option<Batch>,
     /// When the log begins.
     begun: Option<u64>,
@@ -98,7 +99,8 @@ impl<R: Read> Player<R> {
             log,
             scheduler,
             tokens,
-            seen: HashSet::new(),
+            requests: HashSet::new(),
+            sessions: HashSet::new(),
             under_way: None,
             begun: None,
             checked,
@@ -128,22 +130,14 @@ impl<R: Read> Player<R> {
     }
 
     fn play(&mut self, entry: Entry) -> Result<bool, String> {
-        if let Entry::Submit { now, .. }
-        | Entry::Cancel { now, .. }
-        | Entry::StopString { now, .. }
-        | Entry::Planned { now, .. }
-        | Entry::Committed { now, .. } = entry
-        {
+        if let Entry::Told { now, .. } | Entry::Planned { now, .. } | Entry::Committed { now, .. } = entry {
             self.report.span_ns = now.0.saturating_sub(*self.begun.get_or_insert(now.0));
         }
         match entry {
-            Entry::Submit { now, request } => {
-                let request = self.guided(request)?;
-                self.report.requests += 1;
-                self.scheduler.apply(Command::Submit(request), now);
+            Entry::Told { now, mut command } => {
+                self.admit(&mut command)?;
+                self.scheduler.apply(command, now);
             }
-            Entry::Cancel { now, id } => self.scheduler.apply(Command::Cancel(id), now),
-            Entry::StopString { now, id, text } => self.scheduler.apply(Command::StopString { id, text }, now),
             Entry::Planned { now, rows } => {
                 if self.under_way.is_some() {
                     return Err("a step is planned while another one is under way".into());
@@ -172,11 +166,22 @@ impl<R: Read> Player<R> {
         Ok(self.report.difference.is_none())
     }
 
-    /// A request with what leads it through its grammar.
-    fn guided(&mut self, mut request: Box<Request>) -> Result<Box<Request>, String> {
-        if !self.seen.insert(request.id) {
-            return Err(format!("{} is submitted twice", request.id));
+    /// What the door does: names are new, and a request gets what leads it through its grammar.
+    fn admit(&mut self, command: &mut Command) -> Result<(), String> {
+        match command {
+            Command::Submit(request) => {
+                if !self.requests.insert(request.id) {
+                    return Err(format!("{} is submitted twice", request.id));
+                }
+                self.report.requests += 1;
+                self.guide(request)
+            }
+            Command::OpenSession { id, .. } if !self.sessions.insert(*id) => Err(format!("{id:?} is opened twice")),
+            _ => Ok(()),
         }
+    }
+
+    fn guide(&self, request: &mut Request) -> Result<(), String> {
         if let Tokens::Model { grammars: Some(grammars), .. } = &self.tokens
             && let Some(constraint) = request.params.constraint.as_ref().filter(|_| request.wanted == Wanted::Tokens)
         {
@@ -185,7 +190,7 @@ impl<R: Read> Player<R> {
                 request.end_token_ids.iter().chain(&request.params.stop_token_ids).copied().collect();
             request.guide = Some(grammars.guide(&grammar, ends)?);
         }
-        Ok(request)
+        Ok(())
     }
 
     fn compare_plan(&self, wanted: &[Rows]) -> Option<Difference> {

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::wire::{Found, In, Out, wrong};
-use crate::request::{Constraint, Request, RequestId, SamplingParams, Time, Wanted};
+use crate::request::{Constraint, Request, RequestId, SamplingParams, SessionId, Time, Wanted};
 
 /// What requests share with the one before (the choices of a call do): it is written once.
 #[derive(Debug, Default)]
@@ -26,6 +26,7 @@ pub fn write(out: &mut Out, request: &Request, shared: &mut Shared) {
         priority,
         deadline,
         cache_salt,
+        session,
         user,
         arrived,
     } = request;
@@ -53,6 +54,7 @@ pub fn write(out: &mut Out, request: &Request, shared: &mut Shared) {
     out.i32(*priority);
     out.option(deadline.as_ref(), |out, deadline| out.u64(deadline.0));
     out.option(cache_salt.as_deref(), Out::text);
+    out.option(session.as_ref(), |out, session| out.u64(session.0));
     out.text(user);
     out.u64(arrived.0);
 }
@@ -88,6 +90,7 @@ pub fn read<R: Read>(found: &mut In<R>, shared: &mut Shared, vocab: usize) -> Fo
         priority: found.i32()?,
         deadline: found.option(In::u64)?.map(Time),
         cache_salt: found.option(In::text)?.map(Into::into),
+        session: found.option(In::u64)?.map(SessionId),
         user: found.text()?.into(),
         arrived: Time(found.u64()?),
     };
@@ -217,6 +220,7 @@ mod tests {
             priority: -5,
             deadline: Some(Time(1 << 40)),
             cache_salt: Some("tenant".into()),
+            session: Some(SessionId(9)),
             user: "ada".into(),
             arrived: Time(77),
         }

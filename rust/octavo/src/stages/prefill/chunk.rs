@@ -33,7 +33,7 @@ pub fn read(step: &mut Step<'_>, index: usize, most: usize) {
     let sequence = &step.running[index];
     let end = sequence.computed + sequence.planned;
     let wanted = (sequence.readable() - sequence.planned).min(most).min(step.rows_left);
-    let rows = wanted.min(step.kv.room(&sequence.table) - end);
+    let rows = wanted.min(step.room(index, end + wanted) - end);
     if rows > 0 {
         assert!(step.plan(index, rows), "the room was measured");
     }
