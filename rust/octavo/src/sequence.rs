@@ -16,7 +16,7 @@ use crate::observe::anatomy::RequestRecord;
 use crate::observe::meter::{Activity, Meter, QueueClock};
 use crate::request::{Finish, Request, Time, Wanted};
 use crate::sample::TokenHistory;
-use crate::stages::queue::waiting::Order;
+use crate::stages::queue::users::{self, UserId, Work};
 
 /// What a sequence needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,12 @@ pub enum Phase {
 pub struct Sequence {
     /// What was asked.
     pub request: Box<Request>,
-    /// Its place in line, for life.
-    pub order: Order,
+    /// Whose it is.
+    pub user: UserId,
+    /// Requests that came before.
+    pub arrival: u64,
+    /// Sequences that were admitted before it was for the first time: its place among those who run, for life.
+    pub admitted: Option<u64>,
     /// Tokens generated so far.
     pub generated: Vec<u32>,
     /// Most tokens to generate.
@@ -79,7 +83,7 @@ impl Sequence {
     /// For a request that enters the queue now.
     pub fn new(
         request: Box<Request>,
-        order: Order,
+        (user, arrival): (UserId, u64),
         most_new_tokens: usize,
         table: BlockTable,
         now: Time,
@@ -92,7 +96,9 @@ impl Sequence {
             _ => request.end_token_ids.iter().chain(&params.stop_token_ids).copied().collect(),
         };
         Self {
-            order,
+            user,
+            arrival,
+            admitted: None,
             generated: Vec::new(),
             most_new_tokens,
             computed: 0,
@@ -120,7 +126,7 @@ impl Sequence {
 
     /// How many tokens are known: the prompt and what was generated.
     pub fn known(&self) -> usize {
-        self.request.prompt.len() + self.generated.len()
+        self.record.prompt_tokens + self.generated.len()
     }
 
     /// Known tokens that were not run.
@@ -131,6 +137,16 @@ impl Sequence {
     /// What is next.
     pub fn phase(&self) -> Phase {
         if self.unread() == 1 && !self.generated.is_empty() { Phase::Decode } else { Phase::Prefill }
+    }
+
+    /// What it costs its user to have `rows` more rows in the step under way. What was lost and is computed again costs
+    /// nothing.
+    pub fn work(&self, rows: usize) -> Work {
+        let before = self.computed + self.planned;
+        let fresh = (before + rows).saturating_sub(self.furthest.max(before));
+        let generates = self.phase() == Phase::Decode;
+        let blocks = if self.planned == 0 { self.table.held() } else { 0 };
+        users::work(if generates { 0 } else { fresh }, generates, blocks)
     }
 
     /// The known token at a position.

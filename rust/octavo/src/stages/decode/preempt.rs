@@ -11,5 +11,5 @@ pub fn preempt(step: &mut Step<'_>, index: usize) {
     sequence.record.preemptions += 1;
     sequence.meter.enter(sequence.activity(false), step.now);
     step.preemptions += 1;
-    step.queue.push(sequence);
+    step.queue.push(sequence, step.now);
 }

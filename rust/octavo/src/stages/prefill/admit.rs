@@ -11,17 +11,19 @@ use octavo_kernels::BlockCopy;
 
 use crate::kv::BlockId;
 use crate::observe::meter::QueueReason;
+use crate::request::RequestId;
 use crate::schedule::Step;
-use crate::sequence::{Phase, Sequence};
-use crate::stages::queue::waiting::Order;
+use crate::sequence::Sequence;
 
-use super::read;
+use super::{read, readers};
 
 /// Whom to admit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Prompts that the rest of this step can read whole. They may overtake a long one at the queue's head.
     Whole,
+    /// Those of users who have been served less than all whose prompts are being read; a long one begins with what is left.
+    Fairer,
     /// Any, in order; a long one begins with what is left.
     Part,
 }
@@ -35,47 +37,62 @@ const MOST_OVERTAKEN: u32 = 64;
 
 /// Admits from the queue until something runs out, and says what. `None`: the queue is empty.
 pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
-    let mut promised = promised(step);
     loop {
-        let head = step.queue.head()?.order;
+        if step.queue.is_empty() {
+            return None;
+        }
         if step.running.len() >= step.max_num_seqs {
             return Some(QueueReason::Sequences);
         }
         if step.rows_left == 0 {
             return Some(QueueReason::Budget);
         }
-        match try_admit(step, head, rule, promised) {
-            Ok(more) => promised += more,
-            Err(reason @ (QueueReason::Budget | QueueReason::Prefix)) => match overtake(step, head, rule, promised) {
-                Some(more) => promised += more,
-                None => return Some(reason),
-            },
+        let head = step.queue.head(step.now)?;
+        if rule == Rule::Fairer && !is_fairer(step, head) {
+            return Some(QueueReason::Budget);
+        }
+        match try_admit(step, head, rule) {
+            Ok(()) => {}
+            Err(reason @ (QueueReason::Budget | QueueReason::Prefix)) => {
+                if !overtake(step, head, rule) {
+                    return Some(reason);
+                }
+            }
             Err(reason) => return Some(reason),
         }
     }
 }
 
-/// Lets a short prompt pass a head that is too long for this step, or waits for its prefix, if the head cannot begin yet
-/// because another long one is being read.
-fn overtake(step: &mut Step<'_>, head: Order, rule: Rule, promised: usize) -> Option<usize> {
-    let goes_on = |sequence: &Sequence| sequence.phase() == Phase::Prefill && sequence.planned < sequence.unread();
-    if step.queue.head()?.overtaken >= MOST_OVERTAKEN || !step.running.iter().any(goes_on) {
-        return None;
-    }
-    let waits = |next: &Sequence| next.waits(step.kv);
-    let is_short = |next: &&Sequence| next.order.priority == head.priority && next.known() <= step.rows_left;
-    let behind = step.queue.iter().skip(1).take(OVERTAKERS_SEEN).filter(is_short).filter(|next| !waits(next));
-    let short: Vec<Order> = behind.take(OVERTAKERS_TRIED).map(|next| next.order).collect();
-    let more = short.into_iter().find_map(|order| try_admit(step, order, rule, promised).ok())?;
-    step.queue.get_mut(head)?.overtaken += 1;
-    Some(more)
+/// Its user has been served less than everybody whose prompt is being read.
+fn is_fairer(step: &Step<'_>, id: RequestId) -> bool {
+    let Some(served) = step.queue.get(id).map(|head| step.queue.users.served(head.user)) else { return false };
+    readers(step).iter().map(|&(served, _)| served).min().is_some_and(|least| served < least)
 }
 
-/// Admits one sequence. `promised` blocks are spoken for; the answer is how many more are then.
-fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> Result<usize, QueueReason> {
+/// Lets a short prompt pass a head that is too long for this step, or waits for its prefix, if the head cannot begin yet
+/// because another long one is being read.
+fn overtake(step: &mut Step<'_>, head: RequestId, rule: Rule) -> bool {
+    if step.half_read == 0 {
+        return false;
+    }
+    let Some(first) = step.queue.get(head).filter(|first| first.overtaken < MOST_OVERTAKEN) else { return false };
+    let priority = first.request.priority;
+    let is_short = |next: &&Sequence| next.request.priority == priority && next.known() <= step.rows_left;
+    let behind = step.queue.iter().filter(|next| next.request.id != head).take(OVERTAKERS_SEEN).filter(is_short);
+    let ready = behind.filter(|next| !next.waits(step.kv)).take(OVERTAKERS_TRIED);
+    let short: Vec<RequestId> = ready.map(|next| next.request.id).collect();
+    let passes = short.into_iter().any(|id| try_admit(step, id, rule).is_ok());
+    if let Some(head) = step.queue.get_mut(head).filter(|_| passes) {
+        head.overtaken += 1;
+    }
+    passes
+}
+
+/// Admits one sequence, which begins at once.
+fn try_admit(step: &mut Step<'_>, id: RequestId, rule: Rule) -> Result<(), QueueReason> {
     let block_size = step.kv.layout().block_size;
-    let spare = step.kv.pool().available().saturating_sub(promised + watermark(step));
-    let sequence = step.queue.get_mut(order).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
+    let spare = step.kv.pool().available().saturating_sub(step.promised + watermark(step));
+    let sequence = step.queue.get_mut(id).filter(|_| spare > 0).ok_or(QueueReason::Blocks)?;
     if sequence.waits(step.kv) {
         return Err(QueueReason::Prefix);
     }
@@ -107,7 +124,7 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
     if rule == Rule::Whole && sequence.known() - cached > step.rows_left {
         return Err(QueueReason::Budget);
     }
-    let mut sequence = step.queue.remove(order).ok_or(QueueReason::Blocks)?;
+    let mut sequence = step.queue.admit(id, step.now).ok_or(QueueReason::Blocks)?;
     step.kv.share(&mut sequence.table, &found, step.now);
     sequence.borrowed = step.kv.borrow(&tail, step.now);
     sequence.record.block_ns += step.kv.give_back_outside(&mut sequence.table, cached, step.now);
@@ -116,22 +133,15 @@ fn try_admit(step: &mut Step<'_>, order: Order, rule: Rule, promised: usize) -> 
         sequence.announce(step.kv);
     }
     step.tokens_cached += cached as u64;
-    let index = step.running.partition_point(|running| running.order < order);
-    step.running.insert(index, sequence);
+    let index = step.running.insert(sequence);
+    step.note_reader(index);
     read(step, index, step.rows_left);
     let sequence = &step.running[index];
     assert!(sequence.planned > 0, "whoever is admitted begins at once");
     let copy =
         |(group, from): (usize, &BlockId)| BlockCopy { from: from.0, to: sequence.table.blocks(group)[found.len].0 };
     step.copies.extend(tail.iter().enumerate().map(copy));
-    Ok(room.saturating_sub(sequence.table.held()))
-}
-
-/// Blocks that the half-read prompts will still take.
-fn promised(step: &Step<'_>) -> usize {
-    let half_read = step.running.iter().filter(|sequence| sequence.phase() == Phase::Prefill);
-    let more = |sequence: &Sequence| step.kv.layout().blocks_for(sequence.room_wanted());
-    half_read.map(|sequence| more(sequence).saturating_sub(sequence.table.held())).sum()
+    Ok(())
 }
 
 /// Blocks to leave for the running sequences to grow into, one each in every group, so that hardly any is preempted soon

@@ -2,28 +2,40 @@
 
 use crate::schedule::Step;
 use crate::sequence::{Phase, Sequence};
+use crate::stages::queue::users::Work;
 
+/// There is more of its prompt to read than this step does.
 fn half_read(sequence: &Sequence) -> bool {
-    sequence.phase() == Phase::Prefill
+    sequence.phase() == Phase::Prefill && sequence.planned < sequence.unread()
 }
 
 /// The first half-read prompt gets its share: everything when nobody waits, else half.
 pub fn read_oldest(step: &mut Step<'_>) {
-    if let Some(oldest) = step.running.iter().position(half_read) {
+    if step.half_read == 0 {
+        return;
+    }
+    if let Some(oldest) = step.running.iter().position(|sequence| half_read(sequence)) {
         let share = if step.somebody_may_join() { step.rows_left.div_ceil(2) } else { step.rows_left };
         read(step, oldest, share);
     }
 }
 
-/// All half-read prompts get what is left, in order.
+/// All half-read prompts get what is left: those first whose users have been served least, of one user's in order.
 pub fn read_on(step: &mut Step<'_>) {
-    let mut index = 0;
-    while index < step.running.len() && step.rows_left > 0 {
-        if half_read(&step.running[index]) {
-            read(step, index, step.rows_left);
-        }
-        index += 1;
+    let mut readers = readers(step);
+    readers.sort_by_key(|&(served, _)| served);
+    for (_, index) in readers {
+        read(step, index, step.rows_left);
     }
+}
+
+/// The half-read prompts, and how much their users have been served.
+pub fn readers(step: &Step<'_>) -> Vec<(Work, usize)> {
+    if step.half_read == 0 {
+        return Vec::new();
+    }
+    let running = step.running.iter().enumerate().filter(|(_, sequence)| half_read(sequence));
+    running.map(|(index, sequence)| (step.queue.users.served(sequence.user), index)).collect()
 }
 
 /// Plans up to `most` more rows of a half-read prompt, as far as there are blocks. It may find none when decoding
