@@ -1,7 +1,8 @@
-//! Thousands of random days: arrivals with shared beginnings, namespaces, priorities, cancels, deadlines, stop strings,
-//! failing draws, and pools so small that sequences keep losing their blocks.
+//! Thousands of random days: arrivals with shared beginnings, several answers to a call, namespaces, users, priorities,
+//! cancels, deadlines, stop strings, failing draws, and pools so small that sequences keep losing their blocks.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use octavo::kv::KvLayout;
@@ -41,6 +42,7 @@ fn nothing_bad_happens_and_everything_ends() {
         "cached",
         "deadline in queue",
         "ended in flight",
+        "several ended in flight",
         "prompt logprobs after preemption",
         "logits",
         "shared rent",
@@ -57,26 +59,36 @@ fn play(seed: u64) -> Tally {
     let mut world = World::new(config.clone());
     let mut tally = Tally::new();
     let mut requests: Vec<Request> = Vec::new();
+    // Of each request those of its call.
+    let mut calls: Vec<Range<usize>> = Vec::new();
     let days = coins.within(1, 60);
     let rush = coins.within(1, 4);
     for _ in 0..days {
         for _ in 0..coins.within(0, rush) {
             let request = any_request(&mut coins, requests.len() as u64, &config, world.now, &world.outcomes);
-            requests.push(request.clone());
-            if coins.one_in(25) {
-                world.failing.insert(request.id);
+            // Some calls want several answers: as many requests, which differ in their coins.
+            let choices = if coins.one_in(5) { coins.within(2, 3) } else { 1 };
+            calls.extend(std::iter::repeat_n(requests.len()..requests.len() + choices, choices));
+            for _ in 0..choices {
+                let id = RequestId(requests.len() as u64);
+                let choice = Request { id, seed: coins.next(), ..request.clone() };
+                requests.push(choice.clone());
+                if coins.one_in(25) {
+                    world.failing.insert(choice.id);
+                }
+                world.submit(choice);
             }
-            world.submit(request);
         }
-        disturb(&mut world, &mut coins);
+        disturb(&mut world, &mut coins, &calls);
         if world.launch().is_some() {
-            let doomed = disturb(&mut world, &mut coins);
-            let in_flight = doomed.filter(|&id| world.outcomes.get(&id).is_some_and(|outcome| outcome.end.is_none()));
+            let doomed = disturb(&mut world, &mut coins, &calls);
+            let in_flight: Vec<_> = doomed.into_iter().filter(|&id| world.outcome(id).end.is_none()).collect();
             world.commit();
-            if let Some(id) = in_flight {
+            for &id in &in_flight {
                 assert!(world.outcome(id).end.is_some(), "{id}: cancelled, and still there after the step");
-                *tally.entry("ended in flight").or_default() += 1;
             }
+            *tally.entry("ended in flight").or_default() += in_flight.len();
+            *tally.entry("several ended in flight").or_default() += usize::from(in_flight.len() > 1);
         }
         world.now.0 += coins.within(1, 3000) as u64;
     }
@@ -151,15 +163,16 @@ fn any_request(
         priority: coins.within(0, 2) as i32 - 1,
         deadline: coins.one_in(5).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
         cache_salt: coins.pick(&[Some(""), Some(""), Some("tenant"), None]).map(Arc::from),
-        user: "".into(),
+        user: (*coins.pick(&["", "", "a", "b"])).into(),
         arrived: now,
     }
 }
 
-/// Cancels and stop strings, for anybody, alive or not. Says whom it cancelled.
-fn disturb(world: &mut World, coins: &mut Coins) -> Option<RequestId> {
-    let cancelled = coins.one_in(6).then(|| RequestId(coins.within(0, world.outcomes.len()) as u64));
-    if let Some(id) = cancelled {
+/// Cancels calls, alive or not, and lets stop strings appear. Says whom it cancelled.
+fn disturb(world: &mut World, coins: &mut Coins, calls: &[Range<usize>]) -> Vec<RequestId> {
+    let call = if coins.one_in(6) { calls.get(coins.within(0, calls.len())).cloned() } else { None };
+    let cancelled: Vec<_> = call.into_iter().flatten().map(|id| RequestId(id as u64)).collect();
+    for &id in &cancelled {
         world.cancel(id);
     }
     let speaking = world.living().into_iter().find(|&id| !world.outcome(id).tokens.is_empty());

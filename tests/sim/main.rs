@@ -1,6 +1,7 @@
 //! The scheduler over a simulated executor: whole histories in no time, every invariant checked after every step.
 
 mod blocks; // the KV cache's books against plain lists
+mod fair; // turns, shares and how long anyone waits
 mod histories; // thousands of random days
 mod laws; // named cases
 mod scale; // a step's cost

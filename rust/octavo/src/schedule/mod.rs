@@ -130,6 +130,7 @@ impl Scheduler {
         if reason == Some(QueueReason::Budget) {
             reason = prefill::admit(&mut step, prefill::Rule::Part);
         }
+        prefill::unblock(&mut step);
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
@@ -279,6 +280,11 @@ impl Scheduler {
             blocks_owned: pool.owned(),
             ..self.totals
         }
+    }
+
+    /// How much a user who is known has been served, in tokens of a prompt.
+    pub fn served(&self, user: &str) -> Option<f64> {
+        self.queue.users.served_by_name(user)
     }
 
     /// Block-nanoseconds owned so far: the sum of the rents of all requests, once all have ended.

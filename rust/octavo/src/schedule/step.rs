@@ -64,6 +64,12 @@ impl Step<'_> {
         self.promised += self.promise(index);
     }
 
+    /// One of them is not going on.
+    pub fn forget_reader(&mut self, index: usize) {
+        self.half_read -= 1;
+        self.promised -= self.promise(index);
+    }
+
     /// Blocks that a sequence will take until its prompt is read and the next token is there.
     fn promise(&self, index: usize) -> usize {
         let sequence: &Sequence = &self.running[index];

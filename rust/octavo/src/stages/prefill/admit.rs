@@ -22,7 +22,8 @@ use super::{read, readers};
 pub enum Rule {
     /// Prompts that the rest of this step can read whole. They may overtake a long one at the queue's head.
     Whole,
-    /// Those of users who have been served less than all whose prompts are being read; a long one begins with what is left.
+    /// Those of users who have been served no more than any whose prompts are being read, and who have none among them. A
+    /// long one begins with what is left.
     Fairer,
     /// Any, in order; a long one begins with what is left.
     Part,
@@ -63,10 +64,12 @@ pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
     }
 }
 
-/// Its user has been served less than everybody whose prompt is being read.
+/// Its user has been served no more than any whose prompt is being read, and is none of them.
 fn is_fairer(step: &Step<'_>, id: RequestId) -> bool {
-    let Some(served) = step.queue.get(id).map(|head| step.queue.users.served(head.user)) else { return false };
-    readers(step).iter().map(|&(served, _)| served).min().is_some_and(|least| served < least)
+    let Some(user) = step.queue.get(id).map(|head| head.user) else { return false };
+    let served = step.queue.users.served(user);
+    let readers = readers(step);
+    !readers.is_empty() && readers.iter().all(|&(least, index)| step.running[index].user != user && served <= least)
 }
 
 /// Lets a short prompt pass a head that is too long for this step, or waits for its prefix, if the head cannot begin yet

@@ -106,6 +106,11 @@ impl Users {
         self.users[id.0 as usize].served
     }
 
+    /// The same in tokens of a prompt, if the user is known.
+    pub fn served_by_name(&self, name: &str) -> Option<f64> {
+        self.by_name.get(name).map(|&id| self.served(id) as f64 / PROMPT_TOKEN as f64)
+    }
+
     /// Work is done for a user.
     pub fn charge(&mut self, id: UserId, work: Work) {
         self.users[id.0 as usize].served += work;
