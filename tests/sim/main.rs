@@ -2,6 +2,7 @@
 
 mod blocks; // the KV cache's books against plain lists
 mod fair; // turns, shares and how long anyone waits
+mod forecast; // what a request is told at the door
 mod histories; // thousands of random days
 mod laws; // named cases
 mod scale; // a step's cost

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::execute::Draw;
 use crate::kv::{BlockId, BlockTable, KvCache, PrefixChain, PrefixKey};
-use crate::observe::anatomy::RequestRecord;
+use crate::observe::anatomy::{Preemption, RequestRecord};
 use crate::observe::meter::{Activity, Meter, QueueClock};
 use crate::request::{Finish, Request, Time, Wanted};
 use crate::sample::TokenHistory;
@@ -73,9 +73,15 @@ pub struct Sequence {
     pub meter: Meter,
     /// The most tokens that were ever computed; below it, work is done again.
     furthest: usize,
+    /// When it lost its blocks, while it has not made up for that.
+    lost: Option<Time>,
     keys: PrefixChain,
     history: Option<Arc<TokenHistory>>,
-    /// End tokens, if there is a `min_tokens` that forbids them for a while.
+    // What every step asks, so that it need not look into the request and its parameters.
+    /// Something is wanted of every row of the prompt.
+    asks_rows: bool,
+    min_tokens: usize,
+    /// Tokens that end it.
     ends: Arc<[u32]>,
 }
 
@@ -91,8 +97,8 @@ impl Sequence {
     ) -> Self {
         let submitted = request.arrived.min(now);
         let params = &request.params;
-        let ends = match params.min_tokens {
-            0 => Arc::default(),
+        let ends = match params.stop_token_ids[..] {
+            [] => request.end_token_ids.clone(),
             _ => request.end_token_ids.iter().chain(&params.stop_token_ids).copied().collect(),
         };
         Self {
@@ -117,8 +123,11 @@ impl Sequence {
             record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
             meter: Meter::queued(submitted, now, clock),
             furthest: 0,
+            lost: None,
             keys: PrefixChain::default(),
             history: params.needs_history().then(|| Arc::new(TokenHistory::new(&request.prompt))),
+            asks_rows: params.prompt_logprobs.is_some() || request.wanted == Wanted::AllLogits,
+            min_tokens: params.min_tokens,
             ends,
             request,
         }
@@ -156,8 +165,7 @@ impl Sequence {
 
     /// Something is wanted of every row of the prompt, and not all of it was given.
     fn wants_rows(&self) -> bool {
-        let asks = self.request.params.prompt_logprobs.is_some() || self.request.wanted == Wanted::AllLogits;
-        asks && self.rows_given < self.request.prompt.len()
+        self.asks_rows && self.rows_given < self.request.prompt.len()
     }
 
     /// Whether the rows from `computed` on are to be given out.
@@ -226,8 +234,13 @@ impl Sequence {
     /// Everything that the next draw depends on. Nothing of it knows the batch.
     pub fn draw(&self) -> Draw {
         let params = self.request.params.clone();
-        let banned = if self.generated.len() < params.min_tokens { self.ends.clone() } else { Arc::default() };
+        let banned = if self.generated.len() < self.min_tokens { self.ends.clone() } else { Arc::default() };
         Draw { params, seed: self.request.seed, position: self.known(), history: self.history.clone(), banned }
+    }
+
+    /// Whether a token ends it. Before `min_tokens` none of these can be drawn.
+    pub fn ends_with(&self, token_id: u32) -> bool {
+        self.ends.contains(&token_id)
     }
 
     /// Leaves the queue with `cached` tokens found in the cache, their blocks already in its table.
@@ -301,6 +314,22 @@ impl Sequence {
         self.record.block_ns += kv.release(&mut self.table, now);
     }
 
+    /// Its blocks are going to be taken away.
+    pub fn lose(&mut self, now: Time) {
+        self.make_up(now);
+        self.lost = Some(now);
+        self.record.preemptions += 1;
+        let at_ns = now.since(self.record.submitted);
+        self.record.preempted.push(Preemption { at_ns, lost_tokens: self.computed, ..Preemption::default() });
+    }
+
+    /// What it lost is there again, or nobody asks for it any more.
+    fn make_up(&mut self, now: Time) {
+        if let (Some(since), Some(cost)) = (self.lost.take(), self.record.preempted.last_mut()) {
+            cost.lost_ns = now.since(since);
+        }
+    }
+
     /// The step that copies blocks is over.
     pub fn give_back_borrowed(&mut self, kv: &mut KvCache, now: Time) {
         for borrowed in self.borrowed.drain(..) {
@@ -309,17 +338,25 @@ impl Sequence {
     }
 
     /// The planned rows have been run, in a step of `sequences` sequences.
-    pub fn advance(&mut self, sequences: usize) {
+    pub fn advance(&mut self, sequences: usize, now: Time) {
         let record = &mut self.record;
         record.steps += 1;
         record.chunks += usize::from(self.generated.is_empty());
         record.neighbour_sequences += (sequences - 1) as u64;
         record.computed_tokens += self.planned;
         let computed = self.computed + self.planned;
-        record.recomputed_tokens += computed.min(self.furthest).saturating_sub(self.computed);
+        let again = computed.min(self.furthest).saturating_sub(self.computed);
+        record.recomputed_tokens += again;
+        if let Some(cost) = record.preempted.last_mut() {
+            cost.recomputed_tokens += again;
+        }
+        let made_up = computed >= self.furthest;
         self.furthest = self.furthest.max(computed);
         self.computed = computed;
         self.planned = 0;
+        if made_up {
+            self.make_up(now);
+        }
     }
 
     /// One more token is known.
@@ -332,7 +369,8 @@ impl Sequence {
     }
 
     /// The record of a sequence that ends now and has given its blocks back.
-    pub fn close(self, now: Time, clock: &QueueClock) -> RequestRecord {
+    pub fn close(mut self, now: Time, clock: &QueueClock) -> RequestRecord {
+        self.make_up(now);
         let mut record = self.record;
         record.completion_tokens = self.generated.len();
         record.finished = now;

@@ -39,6 +39,8 @@ pub fn open(
     let (news, told) = channel();
     let shared = Arc::new(Shared {
         live: AtomicUsize::new(0),
+        unseen_tokens: AtomicUsize::new(0),
+        load: Mutex::default(),
         closed: Mutex::new(None),
         closing: AtomicBool::new(false),
         epoch: Instant::now(),
@@ -145,6 +147,7 @@ impl Loader {
                 // Fails only if the opening thread is gone; then its end of the inbox is too, and the loop ends at once.
                 let _ = news.send(News::Loaded(Box::new(loaded)));
                 drop(news);
+                shared.publish(scheduler.load());
                 Runner { scheduler, executor, inbox, shared, outlets: HashMap::new(), touched: Vec::new() }.run();
             }
             Err(error) => {

@@ -76,6 +76,7 @@ impl Runner {
                 true
             }
         };
+        self.shared.publish(self.scheduler.load());
         self.deliver();
         Ok(computed)
     }
@@ -103,6 +104,7 @@ impl Runner {
         let now = self.shared.now();
         match message {
             Message::Submit(request, outlet) => {
+                self.shared.unseen_tokens.fetch_sub(request.prompt.len(), Ordering::AcqRel);
                 self.outlets.insert(request.id, *outlet);
                 self.scheduler.apply(Command::Submit(request), now);
             }

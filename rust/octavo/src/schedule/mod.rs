@@ -24,12 +24,15 @@ use crate::stages::queue::waiting::Waiting;
 use crate::stages::{decode, prefill};
 
 mod assemble;
+mod forecast;
 mod interface;
 mod pace;
 mod running;
 mod step;
 
 pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
+use forecast::Habits;
+pub use forecast::{Forecast, Load};
 use pace::Pace;
 pub use running::Running;
 pub use step::Step;
@@ -49,6 +52,10 @@ pub struct Scheduler {
     arrivals: u64,
     in_flight: Option<Flight>,
     pace: Pace,
+    habits: Habits,
+    /// Tokens of half-read prompts that are still to be computed.
+    half_read_tokens: usize,
+    step_ns: u64,
     closed: bool,
     /// An empty batch, for its memory.
     spare: Batch,
@@ -63,6 +70,8 @@ struct Flight {
     decoding: usize,
     /// Rows of prompts.
     prompt_rows: usize,
+    /// Requests that had ended before.
+    finished: u64,
 }
 
 impl Scheduler {
@@ -79,6 +88,9 @@ impl Scheduler {
             arrivals: 0,
             in_flight: None,
             pace: Pace::new(config.itl_target_ns),
+            habits: Habits::default(),
+            half_read_tokens: 0,
+            step_ns: 0,
             closed: false,
             spare: Batch::default(),
             totals: SchedulerStats::default(),
@@ -115,6 +127,7 @@ impl Scheduler {
             half_read: 0,
             promised: 0,
             preemptions: 0,
+            tokens_admitted: 0,
             tokens_cached: 0,
             copies: Vec::new(),
         };
@@ -134,6 +147,8 @@ impl Scheduler {
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
+        self.half_read_tokens = prefill::unread(&step);
+        self.habits.admitted(step.tokens_admitted, step.tokens_cached);
         let copies = step.copies;
         self.assemble(decoding, copies, now)
     }
@@ -148,7 +163,8 @@ impl Scheduler {
             self.spare = batch;
             return None;
         }
-        self.in_flight = Some(Flight { since: now, decoding, prompt_rows: batch.rows() - decoding });
+        let (prompt_rows, finished) = (batch.rows() - decoding, self.totals.finished);
+        self.in_flight = Some(Flight { since: now, decoding, prompt_rows, finished });
         Some(batch)
     }
 
@@ -158,7 +174,9 @@ impl Scheduler {
         assert_eq!(batch.step, self.totals.steps, "the batch of another step");
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
-        self.pace.observe(flight.decoding, flight.prompt_rows, now.since(flight.since));
+        self.step_ns = now.since(flight.since);
+        self.pace.observe(flight.decoding, flight.prompt_rows, self.step_ns);
+        let full = self.running.len() >= self.config.max_num_seqs;
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
         batch.clear();
@@ -170,7 +188,7 @@ impl Scheduler {
         for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
             let output = std::mem::take(&mut outputs[sequence.entry]);
             let gave_rows = sequence.gives_rows();
-            sequence.advance(sequences);
+            sequence.advance(sequences, now);
             sequence.give_back_borrowed(kv, now);
             if sequence.shares() {
                 sequence.publish(kv);
@@ -184,6 +202,9 @@ impl Scheduler {
             sequence.meter.enter(sequence.activity(false), now);
         }
         self.end_ending(now);
+        if full {
+            self.habits.full_step(self.step_ns, (self.totals.finished - flight.finished) as usize);
+        }
     }
 
     fn submit(&mut self, request: Box<Request>, now: Time) {
@@ -279,6 +300,22 @@ impl Scheduler {
             blocks_remembered: pool.idle(),
             blocks_owned: pool.owned(),
             ..self.totals
+        }
+    }
+
+    /// What there is to do, and how fast it is done: what a forecast for one more request needs.
+    pub fn load(&self) -> Load {
+        Load {
+            places: self.config.max_num_seqs,
+            rows: self.config.max_num_batched_tokens,
+            running: self.running.len(),
+            waiting: self.queue.len(),
+            half_read_tokens: self.half_read_tokens,
+            waiting_tokens: self.queue.tokens(),
+            last_of: self.queue.last_of(),
+            pace: self.pace.clone(),
+            step_ns: self.step_ns,
+            habits: self.habits,
         }
     }
 

@@ -29,6 +29,8 @@ pub struct Step<'a> {
     pub promised: usize,
     /// Sequences that were sent back.
     pub preemptions: u64,
+    /// Tokens of those that were admitted.
+    pub tokens_admitted: usize,
     /// Tokens that were found in the cache.
     pub tokens_cached: u64,
     /// Blocks to copy before the step.

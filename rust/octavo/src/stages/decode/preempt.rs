@@ -7,8 +7,8 @@ use crate::schedule::Step;
 pub fn preempt(step: &mut Step<'_>, index: usize) {
     let mut sequence = step.running.remove(index);
     assert_eq!(sequence.planned, 0, "blocks that this step writes cannot be given back");
+    sequence.lose(step.now);
     sequence.release(step.kv, step.now);
-    sequence.record.preemptions += 1;
     sequence.meter.enter(sequence.activity(false), step.now);
     step.preemptions += 1;
     step.queue.push(sequence, step.now);

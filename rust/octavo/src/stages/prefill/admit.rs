@@ -135,6 +135,7 @@ fn try_admit(step: &mut Step<'_>, id: RequestId, rule: Rule) -> Result<(), Queue
     if sequence.shares() {
         sequence.announce(step.kv);
     }
+    step.tokens_admitted += sequence.known();
     step.tokens_cached += cached as u64;
     let index = step.running.insert(sequence);
     step.note_reader(index);

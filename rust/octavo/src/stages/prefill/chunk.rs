@@ -43,6 +43,12 @@ pub fn unblock(step: &mut Step<'_>) {
     }
 }
 
+/// Tokens of half-read prompts that are left for later steps.
+pub fn unread(step: &Step<'_>) -> usize {
+    let left = |&(_, index): &(Work, usize)| step.running[index].unread() - step.running[index].planned;
+    readers(step).iter().map(left).sum()
+}
+
 /// The half-read prompts, and how much their users have been served.
 pub fn readers(step: &Step<'_>) -> Vec<(Work, usize)> {
     if step.half_read == 0 {

@@ -9,4 +9,4 @@ mod chunk; // how much of a prompt this step
 
 pub use admit::{Rule, admit};
 use chunk::readers;
-pub use chunk::{read, read_oldest, read_on, unblock};
+pub use chunk::{read, read_oldest, read_on, unblock, unread};
