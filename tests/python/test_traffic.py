@@ -74,7 +74,7 @@ def test_a_light_user_does_not_wait_for_a_heavy_one(tiny_path: str) -> None:
 
 
 def test_every_request_hears_what_to_expect(tiny_path: str) -> None:
-    with octavo.LLM(tiny_path, kv_cache_bytes="16MiB", max_num_seqs=1, max_queue=60) as llm, ExitStack() as streams:
+    with octavo.LLM(tiny_path, kv_cache_bytes="16MiB", max_num_seqs=1, max_queue=200) as llm, ExitStack() as streams:
         assert llm.generate([1, 2, 3], max_tokens=2).anatomy.predicted_ttft_s is None
         # A hundred answers tell how long one takes.
         results = llm.generate([[i % 90 + 1] for i in range(100)], max_tokens=20, ignore_eos=True)
@@ -82,8 +82,8 @@ def test_every_request_hears_what_to_expect(tiny_path: str) -> None:
         assert predicted is not None
         assert predicted > 0
         assert results[-1].anatomy.to_dict()["predicted_ttft_s"] == predicted
-        for i in range(55):
-            streams.enter_context(llm.stream([i + 1, 2], max_tokens=200, ignore_eos=True))
+        for i in range(150):
+            streams.enter_context(llm.stream([i % 90 + 1, 2], max_tokens=200, ignore_eos=True))
         # Dozens are before it, and all are one user's: it cannot be in time.
         with pytest.raises(octavo.DeadlineExceededError, match="cannot be met") as late:
             llm.generate([1], deadline_s=1e-4)

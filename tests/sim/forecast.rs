@@ -9,7 +9,7 @@ use octavo::schedule::{Forecast, SchedulerConfig};
 use crate::world::{Coins, VOCAB, World, config, prompt, request};
 
 /// A random hour: what every request was told, and the world in which all have ended.
-fn play(seed: u64, users: usize, priorities: usize) -> (World, BTreeMap<RequestId, Forecast>) {
+fn play(seed: u64, users: usize, priorities: usize, burst: usize) -> (World, BTreeMap<RequestId, Forecast>) {
     let mut coins = Coins(seed);
     let max_num_seqs = coins.within(1, 6);
     let mut world = World::unchecked(SchedulerConfig {
@@ -24,7 +24,8 @@ fn play(seed: u64, users: usize, priorities: usize) -> (World, BTreeMap<RequestI
     let mut told = BTreeMap::new();
     let (longest, most, rush) = (coins.within(5, 150), coins.within(2, 40), coins.within(1, 3));
     for _ in 0..coins.within(100, 400) {
-        for _ in 0..if coins.one_in(4) { coins.within(0, rush) } else { 0 } {
+        let arrivals = if coins.one_in(4) { coins.within(0, rush) } else { 0 };
+        for _ in 0..arrivals + if coins.one_in(200) { burst } else { 0 } {
             let id = told.len() as u64;
             let user = format!("user {}", coins.within(1, users));
             let priority = coins.within(1, priorities) as i32;
@@ -49,7 +50,7 @@ fn play(seed: u64, users: usize, priorities: usize) -> (World, BTreeMap<RequestI
 fn a_forecast_is_about_what_happens() {
     let (mut errors, mut unknown) = (Vec::new(), 0);
     for seed in 0..100 {
-        let (world, told) = play(seed, 1, 1);
+        let (world, told) = play(seed, 1, 1, 0);
         for (id, forecast) in told {
             let Some(predicted) = forecast.ttft_ns else {
                 unknown += 1;
@@ -71,7 +72,7 @@ fn nobody_is_sent_away_who_would_have_been_in_time() {
     let mut sure = 0;
     for seed in 0..200 {
         println!("seed {seed}");
-        let (world, told) = play(seed, 1 + seed as usize % 2, 1 + seed as usize / 2 % 2);
+        let (world, told) = play(seed, 1 + seed as usize % 2, 1 + seed as usize / 2 % 2, 120);
         for (id, forecast) in told {
             let waited = world.outcome(id).record().stages.queue.total();
             assert!(forecast.least_ns <= waited, "{id} was told {} ns at least and waited {waited}", forecast.least_ns);

@@ -654,7 +654,7 @@ fn a_long_prompt_holds_running_requests_up_no_longer_than_the_target() {
     for short in shorts {
         // A few steps of the target's length, though thousands of tokens were before it.
         let ttft = world.outcome(short).record().ttft_ns().expect("short ones overtake a long one");
-        assert!(ttft <= 8 * target, "{short}: {ttft} ns");
+        assert!(ttft <= 12 * target, "{short}: {ttft} ns");
     }
     world.finish(2000);
     for id in 0..16 {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::pace::Pace;
+use crate::stages::prefill::OVERTAKERS_SEEN;
 
 /// Ends that a mean goes over: of the latest so many, or up to twice as many.
 const ENDS: f64 = 32.0;
@@ -115,8 +116,8 @@ impl Load {
             let step_under_way = if self.running > 0 { self.step_ns as f64 / 2.0 } else { 0.0 };
             Some((step_under_way + places.max(read(ahead)?) + read((computed * tokens as f64).max(1.0))?) as u64)
         };
-        // All who run now may end at any moment; only those who wait must run before.
-        let certain_ends = (self.running + self.waiting + 1).saturating_sub(2 * self.places);
+        // All who run now may end at any moment, and from so far behind it may overtake; the others must run before.
+        let certain_ends = (self.running + self.waiting + 1).saturating_sub(2 * self.places + OVERTAKERS_SEEN);
         let is_last = self.last_of.as_ref().is_some_and(|(name, least)| **name == *user && priority <= *least);
         let known = self.habits.turnover.mean(ENDS).filter(|_| is_last).unwrap_or(0.0);
         Forecast {

@@ -111,8 +111,8 @@ impl Scheduler {
     /// Plans one step. `None`: nobody lives, and nothing is to be computed until a command comes.
     ///
     /// The order is the policy: who speaks keeps speaking; the oldest half-read prompt gets on; short prompts may overtake
-    /// it, and users who have been served less begin beside it; what is left goes to half-read prompts and then to whoever
-    /// is next.
+    /// it, and others that have a better claim begin beside it; what is left goes to half-read prompts and then to whoever is
+    /// next.
     pub fn schedule(&mut self, now: Time) -> Option<Batch> {
         assert!(self.in_flight.is_none(), "one step at a time");
         let now = self.at(now);
@@ -137,7 +137,7 @@ impl Scheduler {
         prefill::read_oldest(&mut step);
         let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         if reason == Some(QueueReason::Budget) {
-            reason = prefill::admit(&mut step, prefill::Rule::Fairer);
+            reason = prefill::admit(&mut step, prefill::Rule::Beside);
         }
         prefill::read_on(&mut step);
         if reason == Some(QueueReason::Budget) {

@@ -14,6 +14,7 @@ use crate::observe::meter::QueueReason;
 use crate::request::RequestId;
 use crate::schedule::Step;
 use crate::sequence::Sequence;
+use crate::stages::queue::users::Work;
 
 use super::{read, readers};
 
@@ -22,15 +23,15 @@ use super::{read, readers};
 pub enum Rule {
     /// Prompts that the rest of this step can read whole. They may overtake a long one at the queue's head.
     Whole,
-    /// Those of users who have been served no more than any whose prompts are being read, and who have none among them. A
-    /// long one begins with what is left.
-    Fairer,
+    /// Those that may begin beside the prompts that are being read, with what is left: much shorter ones, and those of users
+    /// who have been served no more, and have none among them.
+    Beside,
     /// Any, in order; a long one begins with what is left.
     Part,
 }
 
 /// How far behind the head to look for short prompts.
-const OVERTAKERS_SEEN: usize = 64;
+pub const OVERTAKERS_SEEN: usize = 64;
 /// How many of them to try.
 const OVERTAKERS_TRIED: usize = 8;
 /// How often the head may be overtaken. After that everybody waits until it has gone.
@@ -49,7 +50,7 @@ pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
             return Some(QueueReason::Budget);
         }
         let head = step.queue.head(step.now)?;
-        if rule == Rule::Fairer && !is_fairer(step, head) {
+        if rule == Rule::Beside && !may_begin_beside(step, head) {
             return Some(QueueReason::Budget);
         }
         match try_admit(step, head, rule) {
@@ -64,12 +65,16 @@ pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
     }
 }
 
-/// Its user has been served no more than any whose prompt is being read, and is none of them.
-fn is_fairer(step: &Step<'_>, id: RequestId) -> bool {
-    let Some(user) = step.queue.get(id).map(|head| head.user) else { return false };
-    let served = step.queue.users.served(user);
+/// Of every prompt that is being read more than twice as much is left, or its user has been served no less, and is another.
+fn may_begin_beside(step: &Step<'_>, id: RequestId) -> bool {
+    let Some(head) = step.queue.get(id) else { return false };
+    let served = step.queue.users.served(head.user);
     let readers = readers(step);
-    !readers.is_empty() && readers.iter().all(|&(least, index)| step.running[index].user != user && served <= least)
+    let gives_way = |&(least, index): &(Work, usize)| {
+        let reader = &step.running[index];
+        2 * head.known() <= reader.unread() || (reader.user != head.user && served <= least)
+    };
+    !readers.is_empty() && readers.iter().all(gives_way)
 }
 
 /// Lets a short prompt pass a head that is too long for this step, or waits for its prefix, if the head cannot begin yet

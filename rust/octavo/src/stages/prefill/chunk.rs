@@ -22,10 +22,11 @@ pub fn read_oldest(step: &mut Step<'_>) {
     }
 }
 
-/// All half-read prompts get what is left: those first whose users have been served least, of one user's in order.
+/// All half-read prompts get what is left: those first whose users have been served least, of one user's the one of which
+/// least is left.
 pub fn read_on(step: &mut Step<'_>) {
     let mut readers = readers(step);
-    readers.sort_by_key(|&(served, _)| served);
+    readers.sort_by_key(|&(served, index)| (served, step.running[index].unread()));
     for (_, index) in readers {
         read(step, index, step.rows_left);
     }
