@@ -20,7 +20,8 @@ def test_a_random_history(tiny_path: str, seed: int) -> None:
     shared = [chance.randrange(1, 90) for _ in range(40)]
     calls: list[tuple[list[int], dict[str, Any], float | None]] = []
     for _ in range(24):
-        prompt = shared[: chance.choice([0, 15, 16, 17, 33])] + [chance.randrange(1, 90) for _ in range(chance.randint(1, 30))]
+        own = [chance.randrange(1, 90) for _ in range(chance.randint(1, 30))]
+        prompt = shared[: chance.choice([0, 15, 16, 17, 33])] + own
         keywords = {
             "max_tokens": chance.randint(1, 40),
             "n": chance.choice([1, 1, 3]),
@@ -32,7 +33,7 @@ def test_a_random_history(tiny_path: str, seed: int) -> None:
 
     with octavo.LLM(tiny_path, kv_cache_bytes="16MiB") as fresh:
         block_bytes = fresh.facts.block_bytes
-        wanted = [fresh.generate(prompt, cache_salt=f"{i}", **keywords) for i, (prompt, keywords, _) in enumerate(calls)]
+        wanted = [fresh.generate(prompt, cache_salt=f"{i}", **kw) for i, (prompt, kw, _) in enumerate(calls)]
 
     async def one(llm: octavo.LLM, i: int) -> octavo.Result | None:
         prompt, keywords, given_up = calls[i]

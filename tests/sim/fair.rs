@@ -111,9 +111,9 @@ fn a_long_prompt_of_somebody_served_less_is_read_beside_another_ones() {
         let mut world = world(config, 1000.0);
         let long = world.submit(of("heavy", request(0, &prompt(0, 20_000), 1)));
         (0..10).for_each(|_| assert!(world.step()));
-        let second = world.submit(of(user, request(1, &prompt(1, 1000), 1)));
+        let second = world.submit(of(user, request(1, &prompt(1, 15_000), 1)));
         // Half of each step, and one to begin.
-        (0..1000 / 32 + 2).for_each(|_| assert!(world.step()));
+        (0..15_000 / 32 + 2).for_each(|_| assert!(world.step()));
         assert_eq!(world.outcome(second).end.is_some(), beside, "{user}");
         world.finish(1000);
         assert!(world.outcome(long).end.is_some());

@@ -15,7 +15,7 @@ fn play(seed: u64, users: usize, priorities: usize, burst: usize) -> (World, BTr
     let mut world = World::unchecked(SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: coins.within(32, 128),
-        max_queue: 400,
+        max_queue: 100_000,
         blocks: 2000,
         itl_target_ns: coins.one_in(2).then_some(20_000_000),
         ..config()

@@ -643,14 +643,14 @@ fn a_long_prompt_holds_running_requests_up_no_longer_than_the_target() {
     let long = world.submit(request(100, &prompt(100, 30_000), 2));
     let (mut steps, mut shorts) = (0, Vec::new());
     while world.outcome(long).end.is_none() {
-        if steps % 100 == 50 {
+        if steps % 250 == 50 {
             shorts.push(world.submit(request(1000 + steps, &prompt(steps, 20), 1)));
         }
         world.step();
         steps += 1;
         assert!(steps < 4000, "the long one gets on");
     }
-    assert!(shorts.len() > 5);
+    assert!(shorts.len() >= 4);
     for short in shorts {
         // A few steps of the target's length, though thousands of tokens were before it.
         let ttft = world.outcome(short).record().ttft_ns().expect("short ones overtake a long one");

@@ -36,8 +36,8 @@ pub fn refused(error: SubmitError) -> PyErr {
 
 /// An error that says when to try again.
 fn later(error: PyErr, retry_after: Option<Duration>) -> PyErr {
-    let set = |py| error.value(py).setattr("retry_after", retry_after.map(|span| span.as_secs_f64()));
-    match Python::attach(set) {
+    let seconds = retry_after.map(|span| span.as_secs_f64());
+    match Python::attach(|py| error.value(py).setattr("retry_after", seconds)) {
         Ok(()) => error,
         Err(other) => other,
     }

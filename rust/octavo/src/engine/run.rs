@@ -65,6 +65,7 @@ impl Runner {
     /// One step. `false`: there was nothing to compute.
     fn step(&mut self) -> Result<bool, String> {
         let batch = self.scheduler.schedule(self.shared.now());
+        self.shared.publish(self.scheduler.load());
         let computed = match batch {
             None => false,
             Some(batch) => {
@@ -76,7 +77,6 @@ impl Runner {
                 true
             }
         };
-        self.shared.publish(self.scheduler.load());
         self.deliver();
         Ok(computed)
     }
