@@ -183,7 +183,8 @@ fn wait(seed: u64) -> (usize, f64) {
             let id = requests.len() as u64;
             let user = if coins.one_in(2) { format!("once {id}") } else { format!("user {}", coins.within(0, 3)) };
             let priority = if coins.one_in(4) { low } else { coins.within(0, (high - low) as usize) as i32 + low };
-            let request = Request { priority, ..of(&user, request(id, &prompt(id, coins.within(1, 8)), coins.within(1, 6))) };
+            let request =
+                Request { priority, ..of(&user, request(id, &prompt(id, coins.within(1, 8)), coins.within(1, 6))) };
             let id = world.submit(request.clone());
             if world.outcome(id).end.is_none() {
                 let line = lines.entry(user).or_default();
@@ -230,7 +231,8 @@ fn wait(seed: u64) -> (usize, f64) {
     }
     // The bound itself, with the longest time that passed between two turns.
     for (id, user, priority, came, went) in &waits {
-        let same = waits.iter().filter(|(other, of, _, _, at)| other != id && of == user && at > came && at <= went).count();
+        let same =
+            waits.iter().filter(|(other, of, _, _, at)| other != id && of == user && at > came && at <= went).count();
         let turn = (1 + high - priority) as f64 * AGEING_NS as f64 + most_lines as f64 * gap as f64;
         let share = (went - came) as f64 / ((same + 1) as f64 * turn);
         assert!(share <= 1.0, "{id} of {user} waited {share} of its bound");

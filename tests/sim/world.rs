@@ -232,7 +232,10 @@ fn check_record(outcome: &Outcome, record: &RequestRecord) {
     let costs = || record.preempted.iter();
     assert_eq!(costs().map(|cost| cost.recomputed_tokens).sum::<usize>(), record.recomputed_tokens);
     assert!(costs().all(|cost| cost.at_ns + cost.lost_ns <= record.total_ns()));
-    assert!(record.preempted.windows(2).all(|pair| pair[0].at_ns + pair[0].lost_ns <= pair[1].at_ns), "one after another");
+    assert!(
+        record.preempted.windows(2).all(|pair| pair[0].at_ns + pair[0].lost_ns <= pair[1].at_ns),
+        "one after another"
+    );
 }
 
 /// A greedy request that is no trouble.

@@ -30,9 +30,9 @@ mod pace;
 mod running;
 mod step;
 
-pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
 use forecast::Habits;
 pub use forecast::{Forecast, Load};
+pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
 use pace::Pace;
 pub use running::Running;
 pub use step::Step;
