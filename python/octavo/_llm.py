@@ -172,8 +172,8 @@ class LLM:
         Raises:
             InvalidRequestError: The prompt or a parameter is impossible.
             QueueFullError: There is no room to wait; try again after ``error.retry_after`` seconds.
-            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`, or ``None``
-                if it was refused.
+            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`, or
+                ``None`` if it was refused.
             EngineClosedError: The model was closed.
         """
         call = _Call(params, keywords)

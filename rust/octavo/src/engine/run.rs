@@ -112,6 +112,7 @@ impl Runner {
             Message::Stats(answer) => {
                 // What has ended is told before it is counted: who reads the counts may rely on the places being free.
                 self.deliver();
+                self.shared.publish(self.scheduler.load());
                 // Whoever asked may have stopped waiting.
                 let _ = answer.send(self.scheduler.stats());
             }
