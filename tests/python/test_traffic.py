@@ -85,7 +85,7 @@ def test_every_request_hears_what_to_expect(tiny_path: str) -> None:
         assert results[-1].anatomy.to_dict()["predicted_ttft_s"] == predicted
         for i in range(150):
             streams.enter_context(llm.stream([i % 90 + 1, 2], max_tokens=200, ignore_eos=True))
-        # Dozens are before it, and all are one user's: it cannot be in time. Whoever has read the counts may rely on it.
+        # Dozens are before it, and all are one user's: it cannot be in time. Who has read the counts may rely on it.
         assert llm.stats().waiting > 100
         with pytest.raises(octavo.DeadlineExceededError, match="cannot be met") as late:
             llm.generate([1], deadline_s=1e-4)
