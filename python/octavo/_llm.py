@@ -170,18 +170,21 @@ class LLM:
         Args:
             prompt: Text, messages, or token ids; or a list of any of these.
             params: How to sample; for a list of prompts also a list with one for each.
-            priority: Higher goes first.
-            deadline_s: Seconds after which the answer is worth nothing.
+            priority: Higher goes first. Ten seconds of waiting are worth one level.
+            deadline_s: Seconds after which the answer is worth nothing. Refused at once if the requests that certainly
+                come first take longer than that.
             cache_salt: Namespace of cached prefixes; requests share blocks only within one.
-            user: Whose request it is. Kept with the request; it does not change its turn yet.
+            user: Whose request it is. Users who wait at the same time are served alike, by the work that is done for
+                them: tokens, and room in the KV cache. Without it, all requests are one user's.
             tools, documents, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs,
                 chat_template_content_format: How messages become a prompt; see :meth:`render`.
             **overrides: Fields of :class:`SamplingParams` for this call, such as ``max_tokens=8``.
 
         Raises:
             InvalidRequestError: The prompt or a parameter is impossible.
-            QueueFullError: There is no room to wait; try again later.
-            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`.
+            QueueFullError: There is no room to wait; try again after ``error.retry_after`` seconds.
+            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`, or
+                ``None`` if it was refused.
             EngineClosedError: The model was closed.
         """
         call = _Call(params, keywords)

@@ -51,6 +51,24 @@ class Chunk:
         """Why the answer ended, with its last part."""
 
 @final
+class Preemption:
+    """What it cost a request to lose its blocks."""
+
+    @property
+    def at_s(self) -> float:
+        """When, in seconds since it arrived."""
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens whose keys and values were given up."""
+    @property
+    def recomputed_tokens(self) -> int:
+        """Of these, those that were computed again; the others were still in the cache."""
+    @property
+    def lost_s(self) -> float:
+        """Seconds until it had again what it had, or ended, or lost its blocks once more."""
+    def to_dict(self) -> dict[str, object]: ...
+
+@final
 class Anatomy:
     """Where a request's time and memory went. The times are a partition of its life on one monotonic clock: exclusive,
     in whole nanoseconds, and their sum is the whole. ``print`` draws it."""
@@ -81,6 +99,10 @@ class Anatomy:
     def ttft_s(self) -> float | None:
         """Time to first token: tokenize + queue + prefill."""
     @property
+    def predicted_ttft_s(self) -> float | None:
+        """What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
+        engine was lately; ``None``: nothing was known yet."""
+    @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first."""
     @property
@@ -106,6 +128,9 @@ class Anatomy:
     @property
     def preemptions(self) -> int:
         """How often its blocks were taken away."""
+    @property
+    def preempted(self) -> list[Preemption]:
+        """What that cost, each time."""
     @property
     def neighbours(self) -> float:
         """Other sequences in its steps, on average."""

@@ -3,6 +3,8 @@
 mod blocks; // the KV cache's books against plain lists
 mod cache; // which blocks are kept, beside the ideal and the floor
 mod explain; // what the cache says about a prompt
+mod fair; // turns, shares and how long anyone waits
+mod forecast; // what a request is told at the door
 mod histories; // thousands of random days
 mod laws; // named cases
 mod record; // the flight recorder

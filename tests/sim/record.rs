@@ -9,11 +9,12 @@ use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::kv::KvLayout;
 use octavo::observe::events::EngineEvent;
 use octavo::observe::record::{Header, Log, LogError, LogWriter, ModelIdentity, Player, Report, Tokens};
-use octavo::request::{Request, RequestId, SamplingParams, Time, Wanted};
+use octavo::request::{Request, RequestId, SamplingParams, SessionId, Time, Wanted};
 use octavo::schedule::{Command, Event, Scheduler, SchedulerConfig};
 
 use crate::world::{Coins, VOCAB, config, prompt, request};
 
+const SESSIONS: u64 = 3;
 const COST: CostModel = CostModel { step_ns: 1000.0, row_ns: 70.0, context_ns: 0.5 };
 
 fn any_config(coins: &mut Coins) -> SchedulerConfig {
@@ -33,7 +34,7 @@ fn any_config(coins: &mut Coins) -> SchedulerConfig {
     }
 }
 
-fn header(limits: SchedulerConfig) -> Header {
+pub fn header(limits: SchedulerConfig) -> Header {
     let model =
         ModelIdentity { path: "none".into(), architecture: "simulated".into(), bytes: 0, sha256: String::new() };
     Header {
@@ -69,6 +70,11 @@ fn live(seed: u64) -> Day {
     let mut params = Arc::new(SamplingParams::default());
     for turn in 0.. {
         let mut commands = Vec::new();
+        if turn < SESSIONS {
+            commands.push(Command::OpenSession { id: SessionId(turn), ttl_ns: coins.within(1000, 50_000) as u64 });
+        } else if coins.one_in(50) {
+            commands.push(Command::CloseSession(SessionId(coins.next() % SESSIONS)));
+        }
         for _ in 0..if turn < 40 { coins.within(0, 2) } else { 0 } {
             if coins.one_in(2) {
                 let max_tokens = coins.within(1, 40);
@@ -131,21 +137,23 @@ fn any_request(
         priority: coins.within(0, 2) as i32 - 1,
         deadline: coins.one_in(6).then(|| Time(now.0 + coins.within(0, 60_000) as u64)),
         cache_salt: (!coins.one_in(4)).then(|| if coins.one_in(3) { "a".into() } else { "".into() }),
-        user: "ada".into(),
+        session: coins.one_in(3).then(|| SessionId(coins.next() % SESSIONS)),
+        user: (*coins.pick(&["ada", "ben"])).into(),
         arrived: now,
         ..request(id, &tokens, 1)
     }
 }
 
-fn play(log: &[u8], simulated: Option<Simulated>) -> Result<Report, LogError> {
+/// Plays a log again; `checked`: and proves the scheduler's invariants on the way.
+pub fn play(log: &[u8], tokens: Tokens, checked: bool) -> Result<Report, LogError> {
     let log = Log::new(log, log.len() as u64)?;
-    let tokens = match simulated {
-        None => Tokens::Recorded,
-        Some(simulated) => Tokens::Model { executor: Box::new(simulated), grammars: None },
-    };
-    let mut player = Player::new(log, tokens, true).map_err(|what| LogError::Malformed { at: 0, what })?;
+    let mut player = Player::new(log, tokens, checked).map_err(|what| LogError::Malformed { at: 0, what })?;
     while player.advance()? {}
     Ok(player.report().clone())
+}
+
+fn over(simulated: Simulated) -> Tokens {
+    Tokens::Model { executor: Box::new(simulated), grammars: None }
 }
 
 fn limits_of(log: &[u8]) -> SchedulerConfig {
@@ -157,8 +165,8 @@ fn a_log_plays_the_same_day_again() {
     let mut bytes_a_token = 0.0f64;
     for seed in 0..200 {
         let day = live(seed);
-        for simulated in [None, Some(executor(&limits_of(&day.log)))] {
-            let report = play(&day.log, simulated).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        for tokens in [Tokens::Recorded, over(executor(&limits_of(&day.log)))] {
+            let report = play(&day.log, tokens, true).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             assert_eq!(report.difference, None, "seed {seed}");
             assert_eq!(report.incomplete, None, "seed {seed}");
             assert_eq!((report.requests, report.steps, report.tokens), (day.requests, day.steps, day.tokens));
@@ -174,7 +182,7 @@ fn the_first_difference_is_told() {
     let limits = limits_of(&day.log);
     // Another model: other tokens, from the first one on.
     let other = Simulated::with_cache(COST, VOCAB - 1, limits.layout.clone(), limits.blocks);
-    let difference = play(&day.log, Some(other)).expect("a log").difference.expect("other tokens");
+    let difference = play(&day.log, over(other), true).expect("a log").difference.expect("other tokens");
     assert!(difference.wanted.starts_with("token ") && difference.found.starts_with("token "), "{difference}");
     assert!(difference.request.is_some());
     // Another scheduler: other steps.
@@ -182,7 +190,7 @@ fn the_first_difference_is_told() {
     let mut writer = LogWriter::default();
     writer.header(&header(SchedulerConfig { max_num_batched_tokens: limits.max_num_seqs, ..limits }));
     let log = [&writer.take()[..], &day.log[body..]].concat();
-    let difference = play(&log, None).expect("a log").difference.expect("other steps");
+    let difference = play(&log, Tokens::Recorded, true).expect("a log").difference.expect("other steps");
     assert!(difference.wanted.contains("positions"), "{difference}");
 }
 
@@ -190,7 +198,7 @@ fn the_first_difference_is_told() {
 fn a_log_that_was_cut_is_played_as_far_as_it_goes() {
     let day = live(3);
     for len in (0..day.log.len()).step_by(7) {
-        match play(&day.log[..len], None) {
+        match play(&day.log[..len], Tokens::Recorded, true) {
             Err(LogError::Malformed { what, .. }) => assert!(what.contains("no octavo log") || what.contains("ends")),
             Err(error) => panic!("{error}"),
             Ok(report) => {
@@ -213,7 +221,7 @@ fn no_bytes_do_harm() {
             let any = coins.next() as u8;
             log[at] = *coins.pick(&[0, 1, 0x7f, 0x80, 0xff, b'9', any]);
         }
-        let played = std::panic::catch_unwind(|| play(&log, None));
+        let played = std::panic::catch_unwind(|| play(&log, Tokens::Recorded, true));
         match played.unwrap_or_else(|panic| {
             eprintln!("seed {seed}");
             std::panic::resume_unwind(panic)
@@ -237,7 +245,7 @@ fn an_empty_prompt_and_one_too_long_are_refused_as_they_were() {
     }
     writer.planned(None, Time(6));
     writer.end(3);
-    let report = play(&writer.take(), None).expect("a log");
+    let report = play(&writer.take(), Tokens::Recorded, true).expect("a log");
     assert_eq!((report.requests, report.steps, report.difference), (2, 0, None));
     assert!(report.incomplete.is_some_and(|why| why.starts_with("3 entries")));
 }
@@ -283,6 +291,9 @@ fn events_tell_the_whole_story() {
         assert!(story.living.is_empty(), "seed {seed}: {story:?}");
         assert_eq!(story.ended, scheduler.stats().finished, "seed {seed}");
         assert_eq!(story.preempted, scheduler.stats().preemptions, "seed {seed}");
+        scheduler.apply(Command::OpenSession { id: SessionId(0), ttl_ns: 1 }, now);
+        assert!(!scheduler.start_over(), "a session is open");
+        scheduler.apply(Command::CloseSession(SessionId(0)), now);
         assert!(scheduler.start_over(), "nobody lives");
         let cleared: Vec<_> = scheduler.take_notes().collect();
         assert_eq!(cleared, [EngineEvent::AllBlocksCleared]);

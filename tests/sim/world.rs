@@ -7,6 +7,7 @@ use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::execute::{Batch, Executor, StepOutput};
 use octavo::kv::KvLayout;
 use octavo::observe::anatomy::RequestRecord;
+use octavo::observe::record::LogWriter;
 use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, TokenLogprobs, Wanted};
 use octavo::schedule::{Command, Event, Scheduler, SchedulerConfig};
 
@@ -62,6 +63,8 @@ pub struct World {
     pub failing: BTreeSet<RequestId>,
     /// Walk the whole pool after every change.
     pub checked: bool,
+    /// All that the scheduler is told and decides, if that is wanted.
+    pub log: Option<LogWriter>,
     launched: Option<(Batch, StepOutput)>,
 }
 
@@ -88,6 +91,7 @@ impl World {
             outcomes: BTreeMap::new(),
             failing: BTreeSet::new(),
             checked: true,
+            log: None,
             launched: None,
         }
     }
@@ -101,6 +105,9 @@ impl World {
     }
 
     pub fn apply(&mut self, command: Command) {
+        if let Some(log) = &mut self.log {
+            log.command(&command, self.now);
+        }
         self.scheduler.apply(command, self.now);
         self.settle();
     }
@@ -126,6 +133,9 @@ impl World {
     /// First half of a step.
     pub fn launch(&mut self) -> Option<&Batch> {
         let batch = self.scheduler.schedule(self.now);
+        if let Some(log) = &mut self.log {
+            log.planned(batch.as_ref(), self.now);
+        }
         self.settle();
         let batch = batch?;
         let before = self.executor.elapsed_ns();
@@ -143,6 +153,9 @@ impl World {
     /// Second half.
     pub fn commit(&mut self) {
         let (batch, output) = self.launched.take().expect("a step is under way");
+        if let Some(log) = &mut self.log {
+            log.committed(&output, self.now);
+        }
         self.scheduler.commit(batch, output, self.now);
         self.settle();
     }
@@ -234,7 +247,14 @@ fn check_record(outcome: &Outcome, record: &RequestRecord) {
     }
     let fresh = record.computed_tokens - record.recomputed_tokens;
     assert!(record.cached_tokens + fresh <= record.prompt_tokens + record.completion_tokens);
-    assert!(record.preemptions > 0 || record.recomputed_tokens == 0);
+    assert_eq!(record.preempted.len(), record.preemptions, "every preemption has its cost");
+    let costs = || record.preempted.iter();
+    assert_eq!(costs().map(|cost| cost.recomputed_tokens).sum::<usize>(), record.recomputed_tokens);
+    assert!(costs().all(|cost| cost.at_ns + cost.lost_ns <= record.total_ns()));
+    assert!(
+        record.preempted.windows(2).all(|pair| pair[0].at_ns + pair[0].lost_ns <= pair[1].at_ns),
+        "one after another"
+    );
 }
 
 /// A greedy request that is no trouble.

@@ -24,7 +24,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _octavo {
     #[pymodule_export]
-    use crate::anatomy::Anatomy;
+    use crate::anatomy::{Anatomy, Preemption};
     #[pymodule_export]
     use crate::chunk::{Chunk, TokenLogprobs};
     #[pymodule_export]

@@ -144,6 +144,7 @@ fn choice(py: Python<'_>, ticket: &Ticket, index: usize, result: ChoiceResult, a
         tokenize_ns: ticket.tokenize_ns(),
         stream_ns: ticket.now().since(result.record.finished),
         block_bytes: asked.block_bytes,
+        predicted_ttft_ns: ticket.predicted_ttft_ns(),
         record: result.record,
     };
     let found = logprobs(py, result.logprobs)?;

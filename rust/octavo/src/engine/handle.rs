@@ -18,7 +18,7 @@ use crate::observe::readers::Teller;
 use crate::observe::record::{Header, Recorder, Recording};
 use crate::request::{Request, RequestId, SamplingParams, SessionId, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{Command, SchedulerConfig, SchedulerStats};
+use crate::schedule::{Command, Forecast, Load, SchedulerConfig, SchedulerStats};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
 use crate::stages::tokenize::{ChatError, ChatTemplate, Encoding, RenderInput, Rendered, Special, Tokenizer};
@@ -89,6 +89,21 @@ pub enum SubmitError {
         live: usize,
         /// `max_num_seqs + max_queue`.
         most: usize,
+        /// When there will be room, as far as is known.
+        retry_after: Option<Duration>,
+    },
+    /// Not even its first token would be there in time.
+    #[error(
+        "deadline_s cannot be met: it is {:.3} s, and the requests before this one take at least {:.3} s",
+        deadline.as_secs_f64(), wait.as_secs_f64()
+    )]
+    TooLate {
+        /// What was asked.
+        deadline: Duration,
+        /// How long it would wait at least.
+        wait: Duration,
+        /// When it would be worth asking again.
+        retry_after: Duration,
     },
     /// The engine has been closed, or has died of the reason given.
     #[error("{0}")]
@@ -154,6 +169,10 @@ pub(super) struct Shared {
     pub live: AtomicUsize,
     /// Sessions that are open.
     pub sessions: AtomicUsize,
+    /// Tokens of requests that the scheduler has not seen yet.
+    pub unseen_tokens: AtomicUsize,
+    /// What there was to do after the step before; held to copy it and for nothing else.
+    pub load: Mutex<Load>,
     /// Why no request is taken any more; `None`: open.
     pub closed: Mutex<Option<String>>,
     /// Asked by the engine thread between steps, so that closing does not wait for the queue.
@@ -168,6 +187,8 @@ impl Shared {
         Self {
             live: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),
+            unseen_tokens: AtomicUsize::new(0),
+            load: Mutex::default(),
             closed: Mutex::new(None),
             closing: AtomicBool::new(false),
             epoch: Instant::now(),
@@ -188,6 +209,19 @@ impl Shared {
     pub fn reason(&self) -> String {
         let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         closed.clone().unwrap_or_else(|| CLOSED.to_owned())
+    }
+
+    /// Says what there is to do.
+    pub fn publish(&self, load: Load) {
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    }
+
+    /// What a request can expect that comes when `live` requests are there.
+    fn forecast(&self, tokens: usize, options: &Options, live: usize) -> Forecast {
+        let load = self.load.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unseen = live.saturating_sub(load.running + load.waiting);
+        let unseen_tokens = self.unseen_tokens.load(Ordering::Acquire);
+        load.forecast(tokens, &options.user, options.priority, (unseen, unseen_tokens))
     }
 
     fn is_open(&self) -> bool {
@@ -323,8 +357,13 @@ impl Engine {
         }
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
-        self.enter(options.choices)?;
-        Ok(self.send(ids, params, guides, options, turn, begun))
+        let live = self.enter(ids.len(), &options)?;
+        let forecast = self.shared.forecast(ids.len(), &options, live);
+        if let Some(error) = self.too_late(&forecast, &options, begun) {
+            self.shared.live.fetch_sub(options.choices, Ordering::AcqRel);
+            return Err(error);
+        }
+        Ok(self.send(ids, params, guides, options, turn, begun, forecast))
     }
 
     /// A guide for each choice, if the answer is held to something.
@@ -340,13 +379,26 @@ impl Engine {
         }
     }
 
-    /// Takes `count` places, or none.
-    fn enter(&self, count: usize) -> Result<(), SubmitError> {
-        let most = limits::most_living(&self.limits);
+    /// Takes a place for each choice, or none. Says how many were taken before.
+    fn enter(&self, tokens: usize, options: &Options) -> Result<usize, SubmitError> {
+        let (count, most) = (options.choices, limits::most_living(&self.limits));
         let entered = self.shared.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, |live| {
             Some(live + count).filter(|&after| after <= most)
         });
-        entered.map(drop).map_err(|live| SubmitError::QueueFull { live, most })
+        entered.map_err(|live| {
+            let place = self.shared.forecast(tokens, options, live).place_ns;
+            let beyond = (live + count - most) as u64;
+            let retry_after = place.map(|ns| Duration::from_nanos(ns.saturating_mul(beyond)));
+            SubmitError::QueueFull { live, most, retry_after }
+        })
+    }
+
+    /// Why a call is not worth taking, if so: only those who are certainly served before it take longer than it has.
+    fn too_late(&self, forecast: &Forecast, options: &Options, begun: Time) -> Option<SubmitError> {
+        let deadline = options.deadline?;
+        let wait = Duration::from_nanos(forecast.least_ns.saturating_add(self.shared.now().since(begun)));
+        let late = forecast.least_ns > 0 && wait > deadline;
+        late.then(|| SubmitError::TooLate { deadline, wait, retry_after: wait - deadline })
     }
 
     fn send(
@@ -357,6 +409,7 @@ impl Engine {
         options: Options,
         mut turn: Option<Turn>,
         begun: Time,
+        forecast: Forecast,
     ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
         let cache_salt = self.namespace(&options, first);
@@ -388,6 +441,7 @@ impl Engine {
             };
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
             let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn.take(), self.shared.clone());
+            self.shared.unseen_tokens.fetch_add(prompt.len(), Ordering::AcqRel);
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
@@ -399,6 +453,7 @@ impl Engine {
             params,
             seeds,
             tokenize_ns: arrived.since(begun),
+            predicted_ttft_ns: forecast.ttft_ns.map(|ns| ns.saturating_add(arrived.since(begun))),
             transcript: options.session.map(|session| session.transcript.clone()),
             shared: self.shared.clone(),
         }
@@ -534,6 +589,7 @@ pub struct Ticket {
     params: Arc<SamplingParams>,
     seeds: Vec<u64>,
     tokenize_ns: u64,
+    predicted_ttft_ns: Option<u64>,
     /// Of its session.
     transcript: Option<Arc<Transcript>>,
     shared: Arc<Shared>,
@@ -588,6 +644,11 @@ impl Ticket {
     /// Nanoseconds from the door to the queue: template, tokenizing, checks.
     pub fn tokenize_ns(&self) -> u64 {
         self.tokenize_ns
+    }
+
+    /// When the first token was expected, in nanoseconds from the door; `None`: nothing was known yet.
+    pub fn predicted_ttft_ns(&self) -> Option<u64> {
+        self.predicted_ttft_ns
     }
 
     /// The engine's clock, for the time a finished answer waits for its reader.

@@ -140,6 +140,7 @@ impl Loader {
                 // Fails only if the opening thread is gone; then its end of the inbox is too, and the loop ends at once.
                 let _ = news.send(News::Loaded(Box::new(loaded)));
                 drop(news);
+                shared.publish(scheduler.load());
                 Runner {
                     scheduler,
                     executor,

@@ -87,6 +87,7 @@ impl Runner {
         if let Some(recorder) = &mut self.recorder {
             recorder.planned(batch.as_ref(), now);
         }
+        self.shared.publish(self.scheduler.load());
         let computed = match batch {
             None => false,
             Some(batch) => {
@@ -141,6 +142,7 @@ impl Runner {
         let now = self.shared.now();
         match message {
             Message::Submit(request, outlet) => {
+                self.shared.unseen_tokens.fetch_sub(request.prompt.len(), Ordering::AcqRel);
                 self.outlets.insert(request.id, *outlet);
                 self.command(Command::Submit(request), now);
             }
@@ -153,6 +155,7 @@ impl Runner {
             Message::Stats(answer) => {
                 // What has ended is told before it is counted: who reads the counts may rely on the places being free.
                 self.deliver();
+                self.shared.publish(self.scheduler.load());
                 // Whoever asked may have stopped waiting.
                 let _ = answer.send(self.scheduler.stats());
             }

@@ -7,6 +7,7 @@
 //! [`stages`](crate::stages)).
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::observe::events::{EngineEvent, Notes};
@@ -132,10 +133,10 @@ impl KvCache {
 
     /// One that was announced has been published, or never will be.
     pub fn withdraw(&mut self, key: PrefixKey) {
-        let count = self.announced.get_mut(&key).expect("it was announced");
-        *count -= 1;
-        if *count == 0 {
-            self.announced.remove(&key);
+        let Entry::Occupied(mut announced) = self.announced.entry(key) else { unreachable!("it was announced") };
+        *announced.get_mut() -= 1;
+        if *announced.get() == 0 {
+            announced.remove();
         }
     }
 
@@ -340,7 +341,9 @@ fn name(
 ) {
     for group in 0..table.groups() {
         let block = table.blocks(group)[index];
-        if block != BlockId::NONE && !names.names(block) && names.publish(key, group, block) {
+        // What is not remembered has no name of any kind.
+        let known = block == BlockId::NONE || pool.is_remembered(block) && names.names(block);
+        if !known && names.publish(key, group, block) {
             pool.remember(block, ghosts.remove((key, group as u32)));
             named(group, block);
         }

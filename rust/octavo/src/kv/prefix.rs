@@ -5,6 +5,8 @@
 //! agrees. It is SHA-256, cut to 128 bits: prompts come from strangers, and nobody may be able to find two that collide.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 
 use sha2::{Digest, Sha256};
 
@@ -12,8 +14,16 @@ use super::BlockId;
 use super::habit::Name;
 
 /// The name of a prefix that ends at a block's edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PrefixKey([u8; 16]);
+
+impl Hash for PrefixKey {
+    /// Half of it: it is a hash already, and the map's own, which is keyed, keeps strangers from choosing where it lands.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let [half, _] = self.0.as_chunks::<8>().0 else { unreachable!("sixteen bytes are two halves") };
+        state.write_u64(u64::from_le_bytes(*half));
+    }
+}
 
 impl PrefixKey {
     /// The empty prefix of a namespace.
@@ -112,10 +122,8 @@ impl PrefixIndex {
     /// Names a block of a group. Says no if another block has the name already: the first stays.
     pub fn publish(&mut self, key: PrefixKey, group: usize, block: BlockId) -> bool {
         let name = (key, group as u32);
-        if self.blocks.contains_key(&name) {
-            return false;
-        }
-        self.blocks.insert(name, block);
+        let Entry::Vacant(vacant) = self.blocks.entry(name) else { return false };
+        vacant.insert(block);
         self.keys[block.index()] = name;
         true
     }

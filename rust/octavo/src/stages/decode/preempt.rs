@@ -9,9 +9,9 @@ pub fn preempt(step: &mut Step<'_>, index: usize) {
     let mut sequence = step.running.remove(index);
     assert_eq!(sequence.planned, 0, "blocks that this step writes cannot be given back");
     step.notes.push(|| EngineEvent::Preempted { id: sequence.request.id, computed_tokens: sequence.computed });
+    sequence.lose(step.now);
     sequence.release(step.kv, step.now);
-    sequence.record.preemptions += 1;
     sequence.meter.enter(sequence.activity(false), step.now);
     step.preemptions += 1;
-    step.queue.push(sequence);
+    step.queue.push(sequence, step.now);
 }
