@@ -429,13 +429,13 @@ class LLM:
         and ``octavo replay`` play again: every request with its prompt and parameters, when it came, who was in each
         step, each token that was drawn.
 
-        Nobody may be running or waiting, and the prefix cache is emptied: the log is the whole story. The engine never
-        waits for the disk; one that is too slow loses the rest, and the log says so. The recording ends with
-        :meth:`Recording.close`, its ``with`` block, or the engine. **The log holds prompts and answers as token ids:
-        keep it as you would keep them.**
+        Nobody may be running or waiting and no session be open, and the prefix cache is emptied: the log is the whole
+        story. The engine never waits for the disk; one that is too slow loses the rest, and the log says so. The
+        recording ends with :meth:`Recording.close`, its ``with`` block, or the engine. **The log holds prompts and
+        answers as token ids: keep it as you would keep them.**
 
         Raises:
-            OctavoError: Requests are in flight, or another recording is.
+            OctavoError: Requests are in flight, a session is open, or another recording is under way.
             OSError: The file cannot be written.
         """
         return self._engine.record(path)

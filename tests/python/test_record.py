@@ -43,6 +43,7 @@ def _caller(llm: octavo.LLM, seed: int, count: int) -> None:
         keywords: dict[str, Any] = {
             "priority": rng.randint(-1, 1),
             "cache_salt": rng.choice(["", "tenant"]),
+            "user": rng.choice([None, "ada", "ben"]),
             "deadline_s": rng.choice([None, None, 0.01]),
         }
         try:
@@ -52,6 +53,10 @@ def _caller(llm: octavo.LLM, seed: int, count: int) -> None:
                         break
         except octavo.DeadlineExceededError:
             pass
+    with llm.session(ttl_s=rng.choice([0.001, 60.0])) as session:
+        turn = [rng.randrange(200) for _ in range(rng.randint(1, 30))]
+        for _ in range(3):
+            turn += [*session.generate(turn, GREEDY, max_tokens=rng.randint(1, 20)).token_ids, 7]
     llm.score([1, 2, 3], [[4, 5], [6]])
     llm.logits([1, 2, 3])
 
@@ -161,9 +166,11 @@ def test_when_a_recording_cannot_begin(tiny_path: str, tmp_path: Path) -> None:
         with ExitStack() as streams:
             for i in range(60):
                 streams.enter_context(llm.stream([1, i], GREEDY, max_tokens=100))
-            with pytest.raises(octavo.OctavoError, match="requests are in flight"):
+            with pytest.raises(octavo.OctavoError, match="while nothing runs or waits"):
                 llm.record(precious)
         settled(llm)
+        with llm.session(), pytest.raises(octavo.OctavoError, match="no session is open"):
+            llm.record(precious)
         with llm.record(tmp_path / "first.log"), pytest.raises(octavo.OctavoError, match=r"into .*first\.log"):
             llm.record(precious)
         assert precious.read_text() == "precious"

@@ -33,7 +33,8 @@ fn play(trace: &Trace, blocks: usize) -> usize {
         let mut table = kv.table();
         kv.share(&mut table, &found, now);
         assert!(kv.grow(&mut table, request.len() + 1, now), "the largest request fits");
-        (found.len..request.len()).for_each(|index| kv.publish(&table, index, name(index), || (name(index), Arc::default())));
+        (found.len..request.len())
+            .for_each(|index| kv.publish(&table, index, name(index), || (name(index), Arc::default())));
         kv.release(&mut table, now);
     }
     kv.check([].into_iter(), [].into_iter());

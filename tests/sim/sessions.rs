@@ -205,3 +205,26 @@ fn an_error_keeps_nothing() {
     world.fail_all("gone");
     assert_eq!(world.scheduler.stats().blocks_pinned, 4, "what was kept had not been taken over");
 }
+
+#[test]
+fn what_is_kept_between_turns_is_its_users_hold() {
+    let mut world = World::new(config());
+    open(&mut world, S);
+    let of = |user: &str, id, tokens: &[u32], max_tokens| Request {
+        session: (user == "a").then_some(S),
+        user: user.into(),
+        ..request(id, tokens, max_tokens)
+    };
+    world.submit(of("a", 0, &prompt(1, 10), 5));
+    world.finish(100);
+    let before = world.scheduler.served("a").expect("it was served");
+    let steps = world.scheduler.stats().steps;
+    world.submit(of("b", 1, &prompt(2, 4), 100));
+    world.finish(200);
+    assert_eq!(world.scheduler.served("a"), Some(before), "nothing to pay while nothing is asked for");
+    let steps = world.scheduler.stats().steps - steps;
+    world.submit(of("a", 2, &prompt(1, 12), 5));
+    // A 64th of a token of a prompt for each of four blocks and every step.
+    assert_eq!(world.scheduler.served("a").map(|served| served - before), Some(4.0 * steps as f64 / 64.0));
+    world.finish(100);
+}

@@ -2,113 +2,27 @@
 //! (template, tokenizing, checking) happens on the caller's thread.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::call::{Options, Prompt, SubmitError};
 use super::config::EngineConfig;
-use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
+use super::mailbox::Mailbox;
 use super::outlet::Outlet;
-use super::session::{Said, Session, Transcript, Turn};
+use super::session::{Said, Session, Turn};
+use super::shared::{CLOSED, Message, Reply, Shared};
+use super::ticket::Ticket;
 use crate::grammar::{Grammars, Guide};
-use crate::kv::{CacheExplanation, SessionReport};
-use crate::observe::readers::Teller;
-use crate::observe::record::{Header, Recorder, Recording};
-use crate::request::{Request, RequestId, SamplingParams, SessionId, Time, Wanted};
+use crate::kv::CacheExplanation;
+use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{Command, Forecast, Load, SchedulerConfig, SchedulerStats};
+use crate::schedule::{Forecast, SchedulerConfig, SchedulerStats};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
 use crate::stages::tokenize::{ChatError, ChatTemplate, Encoding, RenderInput, Rendered, Special, Tokenizer};
-
-/// What a caller may send.
-#[derive(Clone, Debug)]
-pub enum Prompt {
-    /// Text; tokens that the tokenizer adds by itself (BOS) are added, special tokens in it are recognised.
-    Text(String),
-    /// Messages for the model's chat template.
-    Chat(Box<RenderInput>),
-    /// Token ids, taken as they are.
-    Tokens(Vec<u32>),
-}
-
-/// Everything about a call besides its prompt and parameters.
-#[derive(Clone)]
-pub struct Options {
-    /// How many answers.
-    pub choices: usize,
-    /// What is wanted back.
-    pub wanted: Wanted,
-    /// Higher goes first.
-    pub priority: i32,
-    /// How long the answer is worth something.
-    pub deadline: Option<Duration>,
-    /// Namespace of cached prefixes.
-    pub cache_salt: String,
-    /// Whether it may share cached prefixes at all.
-    pub shares_prefixes: bool,
-    /// The conversation whose turn it is. Its namespace is that of its session.
-    pub session: Option<Arc<Session>>,
-    /// Whose call it is.
-    pub user: String,
-    /// Whether the caller reads tokens as they come, or only the end.
-    pub every_token: bool,
-    /// Told when something arrives.
-    pub waker: Option<Arc<dyn Wake>>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            choices: 1,
-            wanted: Wanted::Tokens,
-            priority: 0,
-            deadline: None,
-            cache_salt: String::new(),
-            shares_prefixes: true,
-            session: None,
-            user: String::new(),
-            every_token: false,
-            waker: None,
-        }
-    }
-}
-
-/// Why a call was not taken. Nothing has been computed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// The prompt or a parameter is impossible.
-    #[error("{0}")]
-    Invalid(String),
-    /// As many requests are running and waiting as may.
-    #[error("the queue is full: {live} requests are running or waiting, at most {most} may (max_num_seqs + max_queue)")]
-    QueueFull {
-        /// Running and waiting.
-        live: usize,
-        /// `max_num_seqs + max_queue`.
-        most: usize,
-        /// When there will be room, as far as is known.
-        retry_after: Option<Duration>,
-    },
-    /// Not even its first token would be there in time.
-    #[error(
-        "deadline_s cannot be met: it is {:.3} s, and the requests before this one take at least {:.3} s",
-        deadline.as_secs_f64(), wait.as_secs_f64()
-    )]
-    TooLate {
-        /// What was asked.
-        deadline: Duration,
-        /// How long it would wait at least.
-        wait: Duration,
-        /// When it would be worth asking again.
-        retry_after: Duration,
-    },
-    /// The engine has been closed, or has died of the reason given.
-    #[error("{0}")]
-    Closed(String),
-}
 
 /// What is fixed once a model is loaded.
 #[derive(Clone, Debug)]
@@ -139,99 +53,6 @@ pub struct Facts {
     pub memory: String,
     /// What the user should know and did not ask for, such as weights that take more memory than their file.
     pub notices: Vec<String>,
-}
-
-/// What goes to the engine thread.
-pub(super) enum Message {
-    /// A new request and where its answer goes.
-    Submit(Box<Request>, Box<Outlet>),
-    /// Something else for the scheduler.
-    Tell(Command),
-    /// Answer with the state of things.
-    Stats(SyncSender<SchedulerStats>),
-    /// Answer with the state of a session.
-    Session(SessionId, SyncSender<Option<SessionReport>>),
-    /// Answer with what a prompt would find in a namespace, or in what a session keeps.
-    Explain(Vec<u32>, Option<Arc<str>>, Option<SessionId>, SyncSender<CacheExplanation>),
-    /// Write down what happens from now on, and answer whether it can be done.
-    Record(Box<(Recorder, Header)>, SyncSender<Result<(), String>>),
-    /// Stop writing it down.
-    EndRecording(Recording),
-    /// Tell this reader what happens from now on.
-    Watch(Teller),
-    /// End everything and stop.
-    Close,
-}
-
-/// What the door and the engine thread share.
-pub(super) struct Shared {
-    /// Requests between the door and their end.
-    pub live: AtomicUsize,
-    /// Sessions that are open.
-    pub sessions: AtomicUsize,
-    /// Tokens of requests that the scheduler has not seen yet.
-    pub unseen_tokens: AtomicUsize,
-    /// What there was to do after the step before; held to copy it and for nothing else.
-    pub load: Mutex<Load>,
-    /// Why no request is taken any more; `None`: open.
-    pub closed: Mutex<Option<String>>,
-    /// Asked by the engine thread between steps, so that closing does not wait for the queue.
-    pub closing: AtomicBool,
-    /// Zero of [`Time`].
-    pub epoch: Instant,
-}
-
-impl Shared {
-    /// Of an engine that begins now.
-    pub fn new() -> Self {
-        Self {
-            live: AtomicUsize::new(0),
-            sessions: AtomicUsize::new(0),
-            unseen_tokens: AtomicUsize::new(0),
-            load: Mutex::default(),
-            closed: Mutex::new(None),
-            closing: AtomicBool::new(false),
-            epoch: Instant::now(),
-        }
-    }
-
-    /// The engine's clock.
-    pub fn now(&self) -> Time {
-        Time(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    /// Refuses everything from now on, for `reason`. The first reason stays.
-    pub fn close(&self, reason: &str) {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
-    }
-
-    /// Why it is closed.
-    pub fn reason(&self) -> String {
-        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        closed.clone().unwrap_or_else(|| CLOSED.to_owned())
-    }
-
-    /// Says what there is to do.
-    pub fn publish(&self, load: Load) {
-        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
-    }
-
-    /// What a request can expect that comes when `live` requests are there.
-    fn forecast(&self, tokens: usize, options: &Options, live: usize) -> Forecast {
-        let load = self.load.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let unseen = live.saturating_sub(load.running + load.waiting);
-        let unseen_tokens = self.unseen_tokens.load(Ordering::Acquire);
-        load.forecast(tokens, &options.user, options.priority, (unseen, unseen_tokens))
-    }
-
-    fn is_open(&self) -> bool {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_none()
-    }
-
-    /// Refuses, if it is closed.
-    pub fn open(&self) -> Result<(), SubmitError> {
-        if self.is_open() { Ok(()) } else { Err(SubmitError::Closed(self.reason())) }
-    }
 }
 
 /// A loaded model and the thread that runs it. Shared by any number of callers; dropping it closes it.
@@ -529,31 +350,11 @@ impl Engine {
     }
 }
 
-/// What the engine thread was asked for.
-pub struct Reply<T> {
-    pub(super) reply: Receiver<T>,
-    pub(super) shared: Arc<Shared>,
-}
-
-impl<T> Reply<T> {
-    /// Waits for it, up to `patience`. `None`: not yet.
-    pub fn within(&mut self, patience: Duration) -> Option<Result<T, SubmitError>> {
-        match self.reply.recv_timeout(patience) {
-            Ok(answer) => Some(Ok(answer)),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Err(SubmitError::Closed(self.shared.reason()))),
-        }
-    }
-}
-
 impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
 }
-
-/// What calls hear that come after the end.
-pub(super) const CLOSED: &str = "the engine has been closed";
 
 /// A text that already begins with BOS (a rendered template, say) gets no second one.
 fn without_second_bos(mut encoding: Encoding, bos: Option<u32>) -> Encoding {
@@ -579,93 +380,3 @@ const ONE_TURN: &str = "the session's last turn is still running: a conversation
 
 const NO_TEMPLATE: &str =
     "this model has no chat template; give one as chat_template, or the prompt as text or token ids";
-
-/// A call in flight. Dropping it gives it up.
-pub struct Ticket {
-    mailbox: Arc<Mailbox>,
-    inbox: Sender<Message>,
-    ids: std::ops::Range<u64>,
-    prompt: Arc<[u32]>,
-    params: Arc<SamplingParams>,
-    seeds: Vec<u64>,
-    tokenize_ns: u64,
-    predicted_ttft_ns: Option<u64>,
-    /// Of its session.
-    transcript: Option<Arc<Transcript>>,
-    shared: Arc<Shared>,
-}
-
-impl Ticket {
-    /// Waits for something new, up to `patience`.
-    pub fn next_within(&self, patience: Duration) -> Next {
-        self.mailbox.next_within(patience)
-    }
-
-    /// Whether all is over; waits for it up to `patience`.
-    pub fn finished_within(&self, patience: Duration) -> bool {
-        self.mailbox.finished_within(patience)
-    }
-
-    /// Moves the finished choices out. `None` before the end, or if they have been taken.
-    pub fn take_results(&self) -> Option<Vec<ChoiceResult>> {
-        self.mailbox.take_results()
-    }
-
-    /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended.
-    pub fn cancel(&self) {
-        if let Some(transcript) = self.transcript.as_ref().filter(|_| !self.finished_within(Duration::ZERO)) {
-            transcript.give_up();
-        }
-        for id in self.ids.clone() {
-            let _ = self.inbox.send(Message::Tell(Command::Cancel(RequestId(id))));
-        }
-    }
-
-    /// The prompt's token ids.
-    pub fn prompt_token_ids(&self) -> &Arc<[u32]> {
-        &self.prompt
-    }
-
-    /// How tokens are chosen.
-    pub fn params(&self) -> &Arc<SamplingParams> {
-        &self.params
-    }
-
-    /// The seed of each choice, also where the call brought none.
-    pub fn seeds(&self) -> &[u64] {
-        &self.seeds
-    }
-
-    /// The name of each choice inside the engine.
-    pub fn request_ids(&self) -> std::ops::Range<u64> {
-        self.ids.clone()
-    }
-
-    /// Nanoseconds from the door to the queue: template, tokenizing, checks.
-    pub fn tokenize_ns(&self) -> u64 {
-        self.tokenize_ns
-    }
-
-    /// When the first token was expected, in nanoseconds from the door; `None`: nothing was known yet.
-    pub fn predicted_ttft_ns(&self) -> Option<u64> {
-        self.predicted_ttft_ns
-    }
-
-    /// The engine's clock, for the time a finished answer waits for its reader.
-    pub fn now(&self) -> Time {
-        self.shared.now()
-    }
-
-    /// Tokens that have arrived so far, over all choices.
-    pub fn tokens(&self) -> usize {
-        self.mailbox.tokens()
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if !self.mailbox.finished_within(Duration::ZERO) {
-            self.cancel();
-        }
-    }
-}

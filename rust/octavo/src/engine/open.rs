@@ -13,8 +13,9 @@ use octavo_kernels::reference::{Activations, ReferenceBackend};
 use octavo_kernels::{Backend, CacheDtype, StepLimits};
 
 use super::config::{Device, EngineConfig};
-use super::handle::{Engine, Facts, Message, Shared};
+use super::handle::{Engine, Facts};
 use super::run::Runner;
+use super::shared::{Message, Shared};
 use crate::error::LoadError;
 use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::handle::Shared;
 use super::mailbox::{Mailbox, Wake};
 use super::session::Turn;
+use super::shared::Shared;
 use crate::execute::Drawn;
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, Request, SamplingParams, StopReason, Time};

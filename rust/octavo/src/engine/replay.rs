@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::handle::Shared;
 use super::open::Loader;
 use super::run::panic_text;
+use super::shared::Shared;
 use crate::error::LoadError;
 use crate::grammar::Grammars;
 use crate::observe::record::{Header, Log, LogError, ModelIdentity, Player, Report, Tokens};

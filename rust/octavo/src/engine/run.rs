@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
-use super::handle::{CLOSED, Message, Shared};
 use super::mailbox::Wake;
 use super::outlet::Outlet;
+use super::shared::{CLOSED, Message, Shared};
 use crate::execute::Executor;
 use crate::observe::readers::Readers;
 use crate::observe::record::{Header, Recorder};

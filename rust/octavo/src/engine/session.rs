@@ -7,7 +7,9 @@ use std::sync::mpsc::{Sender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::handle::{Engine, Message, Reply, Shared, SubmitError};
+use super::call::SubmitError;
+use super::handle::Engine;
+use super::shared::{Message, Reply, Shared};
 use crate::kv::SessionReport;
 use crate::request::{Finish, SessionId, Time};
 use crate::schedule::Command;

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use super::handle::{Engine, Message, SubmitError};
+use super::call::SubmitError;
+use super::handle::Engine;
+use super::shared::Message;
 use crate::observe::readers::{EventReader, MAX_CAPACITY};
 use crate::observe::record::{Header, ModelIdentity, Recorder, Recording};
 
@@ -36,7 +38,7 @@ pub struct RecordReply<'a> {
 
 impl Engine {
     /// Asks for a recording, from now on, of all that goes into the scheduler and all that it decides. Nobody may run or
-    /// wait; the prefix cache is emptied, so that the log is the whole story.
+    /// wait, and no session be open; the prefix cache is emptied, so that the log is the whole story.
     pub fn record(&self, path: &Path) -> Result<RecordReply<'_>, RecordError> {
         self.shared.open().map_err(|closed| RecordError::Closed(closed.to_string()))?;
         let failed = |path: &Path| {

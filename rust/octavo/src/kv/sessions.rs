@@ -107,6 +107,8 @@ pub struct Pin {
     pub cache_salt: Option<Arc<str>>,
     /// Made when.
     since: Time,
+    /// Up to which step its hold has been reckoned.
+    reckoned: u64,
     expires: Time,
 }
 
@@ -119,6 +121,8 @@ pub struct Sessions {
     by_expiry: BTreeSet<(Time, SessionId)>,
     /// Blocks of all pins; one that several hold counts for each.
     pinned: usize,
+    /// Steps so far.
+    steps: u64,
     /// Rent of sessions that are closed.
     closed_rent: u128,
 }
@@ -172,14 +176,20 @@ impl Sessions {
         }
     }
 
-    /// A turn has come: what is kept for it lives on.
-    pub fn touch(&mut self, id: SessionId, now: Time) {
-        let Some(session) = self.open.get_mut(&id) else { return };
-        if let Some(pin) = &mut session.pin {
-            self.by_expiry.remove(&(pin.expires, id));
-            pin.expires = Time(now.0.saturating_add(session.ttl_ns));
-            self.by_expiry.insert((pin.expires, id));
-        }
+    /// One step more.
+    pub fn step(&mut self) {
+        self.steps += 1;
+    }
+
+    /// A turn has come: what is kept for it lives on. How many blocks were held for how many steps since the last time.
+    pub fn touch(&mut self, id: SessionId, now: Time) -> u64 {
+        let Some(session) = self.open.get_mut(&id) else { return 0 };
+        let Some(pin) = &mut session.pin else { return 0 };
+        self.by_expiry.remove(&(pin.expires, id));
+        pin.expires = Time(now.0.saturating_add(session.ttl_ns));
+        self.by_expiry.insert((pin.expires, id));
+        let steps = self.steps - std::mem::replace(&mut pin.reckoned, self.steps);
+        pin.table.held() as u64 * steps
     }
 
     /// Gives up the pin that was made first, but for that of `spared`. Says no when there is none.
@@ -238,7 +248,7 @@ impl Sessions {
         session.note(PinFate::Kept, tokens.len(), blocks, now);
         let expires = Time(now.0.saturating_add(session.ttl_ns));
         let table = std::mem::replace(table, kv.table());
-        session.pin = Some(Pin { table, tokens, cache_salt, since: now, expires });
+        session.pin = Some(Pin { table, tokens, cache_salt, since: now, reckoned: self.steps, expires });
         self.by_age.insert((now, id));
         self.by_expiry.insert((expires, id));
         self.pinned += blocks;

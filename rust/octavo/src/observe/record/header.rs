@@ -16,7 +16,7 @@ use crate::schedule::SchedulerConfig;
 
 const MAGIC: &[u8] = b"octavo log\n";
 /// Another number, another format: there are no old logs to be read.
-const VERSION: u32 = 2;
+const VERSION: u32 = 1;
 /// Longest header, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 /// Most groups of layers, and longest end of a generation: more than any model has.

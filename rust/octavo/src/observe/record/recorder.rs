@@ -75,7 +75,7 @@ impl Recorder {
         });
         let (chunks, queue) = channel();
         let writer = pipe.clone();
-        std::thread::Builder::new().name("octavo-record".to_owned()).spawn(move || writer.drain(file, new, &queue))?;
+        std::thread::Builder::new().name("octavo-record".to_owned()).spawn(move || writer.drain(file, new, queue))?;
         let recorder = Self { log: LogWriter::default(), entries: 0, chunks, pipe: pipe.clone() };
         Ok((recorder, Recording(pipe)))
     }
@@ -152,8 +152,10 @@ impl Drop for Recorder {
 
 impl Pipe {
     /// The writer's thread.
-    fn drain(&self, file: File, new: bool, chunks: &Receiver<Vec<u8>>) {
-        let written = self.write_all(&file, chunks);
+    fn drain(&self, file: File, new: bool, chunks: Receiver<Vec<u8>>) {
+        let written = self.write_all(&file, &chunks);
+        // Before the end is told: what comes after it is lost, and has to count as lost.
+        drop(chunks);
         if new && !self.begun.load(Ordering::Acquire) {
             // An empty file that nobody asked for; if it cannot be removed it does no harm.
             let _ = std::fs::remove_file(&self.path);

@@ -28,6 +28,12 @@ pub fn work(prompt_rows: usize, generates: bool, blocks: usize) -> Work {
     prompt_rows as Work * PROMPT_TOKEN + if generates { OUTPUT_TOKEN } else { 0 } + blocks as Work * BLOCK_STEP
 }
 
+/// Blocks that were held for a conversation between its turns, times the steps that took. Its user pays with the next turn;
+/// who never comes back keeps nothing from anybody, for such blocks go to whoever needs them.
+pub fn hold(block_steps: u64) -> Work {
+    block_steps * BLOCK_STEP
+}
+
 /// A user's place in [`Users`], while they have requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UserId(u32);
