@@ -409,6 +409,7 @@ class LLM:
             **options: How messages become a prompt; see :meth:`render`.
         """
         return self._engine.explain(to_engine(prompt, ChatOptions(**options)), cache_salt, None)
+
     def verify(self, result: Result) -> Verification:
         """Ask for an answer again, alone, and compare tokens, log-probabilities and ends bit for bit.
 

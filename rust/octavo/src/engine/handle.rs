@@ -184,7 +184,9 @@ impl Engine {
             self.shared.live.fetch_sub(options.choices, Ordering::AcqRel);
             return Err(error);
         }
-        Ok(self.send(ids, params, guides, options, turn, begun, forecast))
+        let mut ticket = self.send(ids, params, guides, options, turn, begun);
+        ticket.predicted_ttft_ns = forecast.ttft_ns.map(|ns| ns.saturating_add(ticket.tokenize_ns));
+        Ok(ticket)
     }
 
     /// A guide for each choice, if the answer is held to something.
@@ -230,7 +232,6 @@ impl Engine {
         options: Options,
         mut turn: Option<Turn>,
         begun: Time,
-        forecast: Forecast,
     ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
         let cache_salt = self.namespace(&options, first);
@@ -274,7 +275,7 @@ impl Engine {
             params,
             seeds,
             tokenize_ns: arrived.since(begun),
-            predicted_ttft_ns: forecast.ttft_ns.map(|ns| ns.saturating_add(arrived.since(begun))),
+            predicted_ttft_ns: None,
             transcript: options.session.map(|session| session.transcript.clone()),
             shared: self.shared.clone(),
         }
