@@ -416,6 +416,8 @@ class SessionHandle:
     def report(self) -> SessionReport | None:
         """``None``: it is closed."""
     @property
+    def id(self) -> int: ...
+    @property
     def running(self) -> bool:
         """Whether a turn is."""
     def close(self) -> None: ...
@@ -496,8 +498,8 @@ class Engine:
 class Event:
     """Something that happened in an engine.
 
-    ``type`` is ``queued``, ``admitted``, ``first_token``, ``preempted`` or ``finished`` of a request; or
-    ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the words of vLLM's KV events.
+    ``type`` is ``queued``, ``admitted``, ``first_token``, ``preempted`` or ``finished`` of a request; ``session``, of
+    what a session keeps; or ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the words of vLLM's KV events.
     """
 
     @property
@@ -513,7 +515,8 @@ class Event:
         """Whose, as in :attr:`Choice.request_id`."""
     def to_dict(self) -> dict[str, Any]:
         """``type`` and all that belongs to it: ``request_id``, ``user``, ``prompt_tokens``, ``cached_tokens``,
-        ``computed_tokens``, ``completion_tokens``, ``finish_reason``; ``block_hashes`` (64 bits of a hash over all
+        ``computed_tokens``, ``completion_tokens``, ``finish_reason``; ``session_id``, and ``kind``, ``tokens``,
+        ``blocks`` as in :class:`SessionEvent`; ``block_hashes`` (64 bits of a hash over all
         tokens up to the block's end and the ``cache_salt``), ``parent_block_hash``, ``token_ids``, ``block_size``,
         ``group_idx`` (of layers that see equally far back), ``medium``."""
 

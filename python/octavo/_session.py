@@ -104,6 +104,11 @@ class Session:
         return report
 
     @property
+    def id(self) -> int:
+        """Its name inside the engine, as :meth:`octavo.LLM.events` tell it."""
+        return self._handle.id
+
+    @property
     def rent(self) -> Rent:
         """What it has cost so far, and what it holds."""
         report = self.report()

@@ -66,6 +66,19 @@ KEYS = {
 }
 
 
+def test_what_becomes_of_a_conversation(tiny: octavo.LLM) -> None:
+    with tiny.events() as events:
+        with tiny.session(ttl_s=60) as session:
+            first = session.generate([1, 2, 3], GREEDY, max_tokens=4)
+            session.generate([1, 2, 3, *first.token_ids, 5], GREEDY, max_tokens=4)
+        settled(tiny)
+        told = [event.to_dict() for event in events.take() if event.type == "session"]
+    assert {event["session_id"] for event in told} == {session.id}
+    assert [event["kind"] for event in told] == ["kept", "resumed", "kept", "closed"]
+    assert [event["tokens"] for event in told] == [6, 6, 11, 11]
+    assert all(event["blocks"] == 1 for event in told)
+
+
 def test_a_mirror_of_the_cache(tiny_path: str, tiny: octavo.LLM) -> None:
     """Whoever follows stores and removals has what the engine remembers, evictions and preemptions included."""
     with (

@@ -329,6 +329,7 @@ impl Story {
             }
             EngineEvent::BlockRemoved { hash, group } => assert!(self.blocks.remove(&(hash, group)), "never stored"),
             EngineEvent::AllBlocksCleared => self.blocks.clear(),
+            EngineEvent::Session { .. } => {}
         }
     }
 }

@@ -47,6 +47,11 @@ impl SessionHandle {
     }
 
     #[getter]
+    fn id(&self) -> PyResult<u64> {
+        Ok(self.session.get()?.id().0)
+    }
+
+    #[getter]
     fn running(&self) -> PyResult<bool> {
         Ok(self.session.get()?.is_running())
     }

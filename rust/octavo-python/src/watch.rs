@@ -57,6 +57,7 @@ impl Event {
             EngineEvent::FirstToken { .. } => "first_token",
             EngineEvent::Preempted { .. } => "preempted",
             EngineEvent::Finished { .. } => "finished",
+            EngineEvent::Session { .. } => "session",
             EngineEvent::BlockStored { .. } => "BlockStored",
             EngineEvent::BlockRemoved { .. } => "BlockRemoved",
             EngineEvent::AllBlocksCleared => "AllBlocksCleared",
@@ -81,7 +82,10 @@ impl Event {
             | EngineEvent::FirstToken { id }
             | EngineEvent::Preempted { id, .. }
             | EngineEvent::Finished { id, .. } => Some(id.0),
-            EngineEvent::BlockStored { .. } | EngineEvent::BlockRemoved { .. } | EngineEvent::AllBlocksCleared => None,
+            EngineEvent::Session { .. }
+            | EngineEvent::BlockStored { .. }
+            | EngineEvent::BlockRemoved { .. }
+            | EngineEvent::AllBlocksCleared => None,
         }
     }
 
@@ -101,6 +105,12 @@ impl Event {
             EngineEvent::Finished { finish_reason, completion_tokens, .. } => {
                 dict.set_item("finish_reason", finish_reason)?;
                 dict.set_item("completion_tokens", completion_tokens)?;
+            }
+            EngineEvent::Session { id, event } => {
+                dict.set_item("session_id", id.0)?;
+                dict.set_item("kind", event.fate.name())?;
+                dict.set_item("tokens", event.tokens)?;
+                dict.set_item("blocks", event.blocks)?;
             }
             EngineEvent::BlockStored { hash, parent, token_ids, group } => {
                 dict.set_item("block_hashes", [hash])?;

@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::{BlockTable, KvCache};
+use crate::observe::events::{EngineEvent, Notes};
 use crate::request::{SessionId, Time};
 
 /// What has happened to what a session keeps.
@@ -242,10 +243,12 @@ impl Sessions {
         }
         let Some(session) = self.open.get_mut(&id) else { return };
         if blocks > most {
-            session.note(PinFate::OverLimit, tokens.len(), blocks, now);
+            let event = SessionEvent { at: now, fate: PinFate::OverLimit, tokens: tokens.len(), blocks };
+            session.note(id, event, &mut kv.notes);
             return;
         }
-        session.note(PinFate::Kept, tokens.len(), blocks, now);
+        let event = SessionEvent { at: now, fate: PinFate::Kept, tokens: tokens.len(), blocks };
+        session.note(id, event, &mut kv.notes);
         let expires = Time(now.0.saturating_add(session.ttl_ns));
         let table = std::mem::replace(table, kv.table());
         session.pin = Some(Pin { table, tokens, cache_salt, since: now, reckoned: self.steps, expires });
@@ -255,11 +258,12 @@ impl Sessions {
     }
 
     /// A turn ended that leaves nothing.
-    pub fn lose(&mut self, id: SessionId, now: Time) {
+    pub fn lose(&mut self, id: SessionId, kv: &mut KvCache, now: Time) {
         if self.fate(id) == Some(PinFate::Resumed)
             && let Some(session) = self.open.get_mut(&id)
         {
-            session.note(PinFate::Lost, 0, 0, now);
+            let event = SessionEvent { at: now, fate: PinFate::Lost, tokens: 0, blocks: 0 };
+            session.note(id, event, &mut kv.notes);
         }
     }
 
@@ -282,7 +286,8 @@ impl Sessions {
         let mut pin = session.pin.take()?;
         let blocks = pin.table.held();
         session.rent_block_ns += kv.settle(&mut pin.table, now);
-        session.note(fate, common.unwrap_or(pin.tokens.len()), blocks, now);
+        let event = SessionEvent { at: now, fate, tokens: common.unwrap_or(pin.tokens.len()), blocks };
+        session.note(id, event, &mut kv.notes);
         self.by_age.remove(&(pin.since, id));
         self.by_expiry.remove(&(pin.expires, id));
         self.pinned -= blocks;
@@ -329,12 +334,13 @@ impl Sessions {
 }
 
 impl Session {
-    fn note(&mut self, fate: PinFate, tokens: usize, blocks: usize, at: Time) {
+    fn note(&mut self, id: SessionId, event: SessionEvent, notes: &mut Notes) {
+        notes.push(|| EngineEvent::Session { id, event });
         if self.events.len() == MOST_EVENTS {
             self.events.pop_front();
             self.forgotten_events += 1;
         }
-        self.events.push_back(SessionEvent { at, fate, tokens, blocks });
+        self.events.push_back(event);
     }
 
     fn settle(&mut self, kv: &mut KvCache, now: Time) {

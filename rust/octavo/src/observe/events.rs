@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use crate::request::RequestId;
+use crate::kv::SessionEvent;
+use crate::request::{RequestId, SessionId};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,13 @@ pub enum EngineEvent {
         finish_reason: &'static str,
         /// Tokens that were generated.
         completion_tokens: usize,
+    },
+    /// Something has become of what a session keeps between turns.
+    Session {
+        /// Which session.
+        id: SessionId,
+        /// What.
+        event: SessionEvent,
     },
     /// A full block can be found by its prefix from now on.
     BlockStored {

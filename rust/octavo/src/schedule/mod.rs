@@ -287,7 +287,9 @@ impl Scheduler {
     /// The one place where a request ends.
     fn finish(&mut self, mut sequence: Box<Sequence>, finish: Finish, now: Time) {
         match sequence.request.session {
-            Some(id) if matches!(finish, Finish::Error(_)) || sequence.computed == 0 => self.sessions.lose(id, now),
+            Some(id) if matches!(finish, Finish::Error(_)) || sequence.computed == 0 => {
+                self.sessions.lose(id, &mut self.kv, now)
+            }
             Some(id) => sequence.leave_to(id, &mut self.sessions, &mut self.kv, now),
             None => {}
         }
