@@ -137,8 +137,9 @@ class Run:
                 assert len(result.token_ids) == output, f"{result} is not whole"
                 self.ended[result.finish_reason] += 1
                 self.first_token_s.append(result.anatomy.ttft_s)
-        except octavo.DeadlineExceededError:
-            self.ended["deadline"] += 1
+        except octavo.DeadlineExceededError as error:
+            # Without any answer: it was not taken, for it could not have been in time.
+            self.ended["refused" if error.partial is None else "deadline"] += 1
         if self.ended.total() in (max(1, self._chosen.requests // 5), self._chosen.requests):
             self.resident.append(resident_mib())
 
@@ -216,8 +217,9 @@ def check(llm: octavo.LLM, run: Run, follower: Follower, before: octavo.Stats) -
         assert time.monotonic() < until, stats
         time.sleep(0.01)
     assert follower.finish() == 0, "the reader of events was too slow"
-    assert run.ended.total() == run.submitted == stats.finished - before.finished, (run.ended, stats)
-    assert follower.kinds["queued"] == follower.kinds["finished"] == run.submitted
+    taken = run.submitted - run.ended["refused"]
+    assert run.ended.total() == run.submitted, run.ended
+    assert taken == stats.finished - before.finished == follower.kinds["queued"] == follower.kinds["finished"], stats
     assert set(follower.ends.values()) == {1}, "somebody ended twice"
     assert stats.blocks_owned == 0
     assert stats.blocks_free + stats.blocks_remembered == stats.blocks
