@@ -48,9 +48,9 @@ __device__ void product(global<float> out, int stride, global<const float> x, gl
         product<F>(out, stride, x, weights, bias, 0, rows, outputs, inputs);                                           \
     }                                                                                                                  \
     KERNEL(expert_linear_##F, 256, global<float> out, int stride, global<const float> x, global<const u8> weights,     \
-           u32 expert_16_bytes, global<const u32> first_slots, int first_expert, int outputs, int inputs) {            \
+           u32 expert_bytes, global<const u32> first_slots, int first_expert, int outputs, int inputs) {            \
         int expert = first_expert + blockIdx.z;                                                                        \
-        product<F>(out, stride, x, weights + size_t(blockIdx.z) * expert_16_bytes * 16, nullptr, first_slots[expert],  \
+        product<F>(out, stride, x, weights + size_t(blockIdx.z) * expert_bytes, nullptr, first_slots[expert],  \
                    first_slots[expert + 1], outputs, inputs);                                                          \
     }
 FOR_EVERY_FORMAT(LINEAR)
