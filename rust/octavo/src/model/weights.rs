@@ -88,8 +88,10 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 pub struct MatrixBytes {
     /// In the files.
     pub stored: u64,
-    /// Packed.
+    /// Packed for the CPU.
     pub packed: u64,
+    /// As rows of the types that they are run as, one after another.
+    pub as_run: u64,
     /// Those that are not run as the type they are stored in.
     pub converted: Vec<Converted>,
     /// Some are run in a type of quantised blocks.
@@ -174,6 +176,7 @@ impl Sink for Count {
                 LoadError::malformed(at, format!("a matrix of {rows} × {cols} is larger than any memory"))
             })?;
             self.0.add(dtype, run_as, bytes.len() as u64, packed as u64);
+            self.0.as_run += run_as.row_bytes(cols).unwrap_or_default() as u64 * rows as u64;
         }
         Ok(((), self.0.packed - before))
     }
