@@ -15,6 +15,8 @@ import statistics
 import time
 from itertools import pairwise
 
+from common import arrival_times, percentile
+
 import octavo
 
 GREEDY = octavo.SamplingParams(temperature=0.0, ignore_eos=True)
@@ -42,9 +44,7 @@ def main() -> None:
 
 def arrivals(llm: octavo.LLM, arguments: argparse.Namespace) -> None:
     chance = random.Random(arguments.seed)
-    starts = [0.0]
-    while starts[-1] < arguments.seconds:
-        starts.append(starts[-1] + chance.expovariate(arguments.rate))
+    starts = arrival_times(arguments.rate, arguments.seconds, chance)
     prompts = [fresh(llm, arguments.prompt, chance) for _ in starts]
 
     async def one(start: float, prompt: list[int]) -> tuple[float, list[float]]:
@@ -93,8 +93,7 @@ def fresh(llm: octavo.LLM, tokens: int, chance: random.Random) -> list[int]:
 
 
 def line(what: str, seconds: list[float]) -> None:
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    p50, p95, p99 = (1e3 * cuts[percent - 1] for percent in (50, 95, 99))
+    p50, p95, p99 = (1e3 * percentile(seconds, percent) for percent in (50, 95, 99))
     print(f"{what:26} p50 {p50:7.1f} ms   p95 {p95:7.1f} ms   p99 {p99:7.1f} ms   most {1e3 * max(seconds):7.1f} ms")
 
 

@@ -190,6 +190,14 @@ fn a_ragged_batch_with_every_shape_of_heads() {
     }
 }
 
+/// Seventy-seven splits of long items: more than one region of two or three threads has states for.
+#[test]
+fn more_long_splits_than_there_is_memory_for_at_once() {
+    let lengths = [10 * KV_SPLIT + 1];
+    let scene = Scene::new(&lengths, heads((7, 7, 16)));
+    check_op(&Played(&scene, &last_rows_together(&lengths, &[1])), NEAR);
+}
+
 #[test]
 fn windows_soft_caps_and_cache_types() {
     let plan = last_rows_together(&CONTEXTS, &NEW_ROWS);

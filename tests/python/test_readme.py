@@ -1,4 +1,4 @@
-"""What the README shows works as it stands, and the Python bench too."""
+"""What the README shows works as it stands, and the Python benches too."""
 
 from __future__ import annotations
 
@@ -35,3 +35,15 @@ def test_the_online_bench_runs(smollm2: str) -> None:
 def test_the_bench_runs(smollm2: str) -> None:
     told = run(sys.executable, str(ROOT / "benches" / "offline.py"), smollm2, "--tiny")
     assert len(re.findall(r"^.+\d tok/s$", told, re.MULTILINE)) == 7
+
+
+def test_the_bench_of_peers_runs(smollm2: str) -> None:
+    assert smollm2  # it is in the cache, so nothing is fetched here
+    bench = str(ROOT / "benches" / "peers.py")
+    told = run(
+        *(sys.executable, bench, "--quick", "--models", "smollm2"),
+        *("--only", "octavo,mistralrs", "--python", "mistralrs=/nowhere/python"),
+    )
+    # Every row has octavo's figure; a peer that is not there has none, and the reason is told.
+    assert len(re.findall(r", (?:s|ms|tok/s) +[\d.]+(?:\[\d+\])? +—", told)) == 11, told
+    assert told.endswith("\nmistralrs: /nowhere/python: no such interpreter\n"), told

@@ -7,7 +7,8 @@
 //! the usual rescaling.
 //!
 //! When there are many items, each is one task. An item so long that it would keep one thread busy while the others wait
-//! has its splits computed by all threads, in waves, and each wave's results are merged in order.
+//! is a task per split instead; whoever finishes the last of them merges them all, in order. So an operation is one parallel
+//! region, but where there are more such splits than memory for their states: then it is a few.
 //!
 //! What a query's output is made of never depends on its neighbours: positions have fixed lanes, a score is one chain of
 //! fused multiply-adds over the head's components, an output component one chain over a split's visible positions, and
@@ -15,7 +16,9 @@
 
 mod split; // one split of one item
 
-use std::{cell::RefCell, ops::Range};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{
     array::Array,
@@ -25,10 +28,10 @@ use super::{
     vector::{Kernel, Vector},
 };
 use crate::{CacheLayer, Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
-use split::{ITEM_QUERIES, PASS_QUERIES, Scores, State, compute_split, stage_queries, write_out};
+use split::{ITEM_QUERIES, PASS_QUERIES, Place, Scores, State, compute_split, stage_queries, write_out};
 
-/// Splits per thread in one wave over long items.
-const WAVE_PER_THREAD: usize = 8;
+/// How many splits of long items one region holds, at least: for each there is a state.
+const WAVE: usize = 64;
 /// An item is long if it has more than one part in this many of a thread's fair share.
 const SHARE_PARTS: usize = 4;
 
@@ -41,35 +44,55 @@ pub(super) struct Item {
     first_query: usize,
     queries: usize,
     splits: Range<usize>,
-    /// Whether its splits are shared among threads.
-    is_long: bool,
 }
 
-/// One split of a long item.
+/// What one thread does at a time: all splits of an item, or one split of a long item.
 #[derive(Clone, Copy, Debug)]
-struct LongPart {
+struct Task {
     item: usize,
+    /// The first split.
     split: usize,
     /// The item's number among the long ones.
-    long: usize,
+    long: Option<usize>,
+}
+
+/// A long item in one wave of tasks.
+#[derive(Debug, Default)]
+struct LongItem {
+    /// The first of its tasks in the wave.
+    first: usize,
+    tasks: usize,
+    unfinished: AtomicUsize,
 }
 
 /// Memory that attention keeps between steps.
 pub(super) struct Scratch {
     items: Vec<Item>,
-    long_parts: Vec<LongPart>,
-    /// The long items' running states, then the states of one wave's parts.
+    /// Those of long items come first.
+    tasks: Vec<Task>,
+    long_items: Vec<LongItem>,
+    /// The long items' running states.
+    running: Array<f32>,
+    /// The states of one wave's tasks.
     states: Array<f32>,
+    wave: usize,
 }
 
 impl Scratch {
     /// Memory for heads of up to `head_dim`.
     pub fn new(head_dim: usize, threads: usize) -> Result<Self> {
-        let states = [threads * (SHARE_PARTS + WAVE_PER_THREAD), State::len(head_dim)];
-        Ok(Self { items: Vec::new(), long_parts: Vec::new(), states: Array::new("attention's scratch", &states)? })
+        let (wave, long_items, state) = (WAVE.max(4 * threads), threads * SHARE_PARTS, State::len(head_dim));
+        Ok(Self {
+            items: Vec::new(),
+            tasks: Vec::new(),
+            long_items: Vec::new(),
+            running: Array::new("attention's scratch", &[long_items, state])?,
+            states: Array::new("attention's scratch", &[wave, state])?,
+            wave,
+        })
     }
 
-    /// Lists the step's items, and the parts of those that are too long for one thread.
+    /// Lists the step's items and what is to be done for them.
     fn plan(&mut self, step: &Step, heads: Heads, mask: &Mask, threads: usize) {
         self.items.clear();
         let group = heads.query / heads.kv;
@@ -78,8 +101,7 @@ impl Scratch {
             for kv_head in 0..heads.kv {
                 for first_query in (0..queries).step_by(ITEM_QUERIES) {
                     let queries = ITEM_QUERIES.min(queries - first_query);
-                    let mut item =
-                        Item { segment: *segment, kv_head, first_query, queries, splits: 0..0, is_long: false };
+                    let mut item = Item { segment: *segment, kv_head, first_query, queries, splits: 0..0 };
                     let seen = item.seen(0, group, mask).start..item.seen(queries - 1, group, mask).end;
                     item.splits = seen.start / KV_SPLIT..seen.end.div_ceil(KV_SPLIT);
                     self.items.push(item);
@@ -87,17 +109,39 @@ impl Scratch {
             }
         }
 
-        self.long_parts.clear();
-        let mut long = 0;
         let total: usize = self.items.iter().map(|item| item.splits.len()).sum();
-        for (i, item) in self.items.iter_mut().enumerate() {
+        let is_long = |item: &Item| {
             let splits = item.splits.len();
-            item.is_long = threads > 1 && splits > 1 && splits * threads * SHARE_PARTS > total;
-            if item.is_long {
-                self.long_parts.extend(item.splits.clone().map(|split| LongPart { item: i, split, long }));
-                long += 1;
-            }
+            threads > 1 && splits > 1 && splits * threads * SHARE_PARTS > total
+        };
+        self.tasks.clear();
+        self.long_items.clear();
+        for (number, item) in self.items.iter().enumerate().filter(|(_, item)| is_long(item)) {
+            let long = Some(self.long_items.len());
+            self.tasks.extend(item.splits.clone().map(|split| Task { item: number, split, long }));
+            self.long_items.push(LongItem::default());
         }
+        for (number, item) in self.items.iter().enumerate().filter(|(_, item)| !is_long(item)) {
+            self.tasks.push(Task { item: number, split: item.splits.start, long: None });
+        }
+    }
+
+    /// The length of the wave that begins with this task: all that are left, unless too many of them need states.
+    fn begin_wave(&mut self, begin: usize) -> usize {
+        let tasks = &self.tasks[begin..];
+        let with_state = tasks.partition_point(|task| task.long.is_some());
+        let len = if with_state > self.wave { self.wave } else { tasks.len() };
+        for long in &mut self.long_items {
+            long.tasks = 0;
+        }
+        for (i, task) in tasks[..len].iter().enumerate() {
+            let Some(long) = task.long else { break };
+            let long = &mut self.long_items[long];
+            long.first = if long.tasks == 0 { i } else { long.first };
+            long.tasks += 1;
+            *long.unfinished.get_mut() = long.tasks;
+        }
+        len
     }
 }
 
@@ -201,51 +245,85 @@ struct Local {
 }
 
 fn run<E: Element>(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, job: Job<'_, E>) {
-    let (head_dim, threads, job) = (job.heads.head_dim, pool.threads(), &job);
-    let Scratch { items, long_parts, states } = scratch;
-    pool.run(items.len(), &|i| {
-        let item = &items[i];
-        if !item.is_long {
-            LOCAL.with_borrow_mut(|local| whole_item(isa, job, item, local));
-        }
-    });
-
-    let (running_states, wave_states) = states.split_at_mut(threads * SHARE_PARTS * State::len(head_dim));
-    let (running_states, wave_states) = (SharedSlice::new(running_states), SharedSlice::new(wave_states));
-    for wave in long_parts.chunks(threads * WAVE_PER_THREAD) {
-        pool.run(wave.len(), &|i| {
-            let (item, split) = (&items[wave[i].item], wave[i].split);
-            // SAFETY: one task of this region has this number.
-            let state = &mut unsafe { numbered(&wave_states, i, head_dim) };
-            LOCAL.with_borrow_mut(|Local { queries, scores, .. }| {
-                queries.resize(ITEM_QUERIES * head_dim, 0.0);
-                isa.run(OneSplit { job, item, split, queries, scores, state });
-            });
-        });
-        let (first, last) = (wave[0].long, wave[wave.len() - 1].long);
-        pool.run(last - first + 1, &|i| {
-            // SAFETY: one task of this region has this long item, and so its running state.
-            let running = &mut unsafe { numbered(&running_states, first + i, head_dim) };
-            for (number, part) in wave.iter().enumerate().filter(|(_, part)| part.long == first + i) {
-                // SAFETY: and its parts' states.
-                let state = &unsafe { numbered(&wave_states, number, head_dim) };
-                isa.run(Merge { job, item: &items[part.item], split: part.split, running, state });
-            }
-        });
+    let (threads, mut begin) = (pool.threads(), 0);
+    while begin < scratch.tasks.len() {
+        let len = scratch.begin_wave(begin);
+        let Scratch { items, tasks, long_items, running, states, .. } = &mut *scratch;
+        let wave = Wave {
+            isa,
+            job: &job,
+            items,
+            tasks: &tasks[begin..begin + len],
+            long_items,
+            running: SharedSlice::new(running),
+            states: SharedSlice::new(states),
+            threads,
+        };
+        pool.run(len, &|i| LOCAL.with_borrow_mut(|local| wave.run_task(i, local)));
+        begin += len;
     }
 }
 
-/// All splits of one item, one after another.
-fn whole_item<E: Element>(isa: Isa, job: &Job<'_, E>, item: &Item, local: &mut Local) {
-    let head_dim = job.heads.head_dim;
-    local.queries.resize(ITEM_QUERIES * head_dim, 0.0);
-    local.states.resize(2 * State::len(head_dim), 0.0);
-    let Local { queries, scores, states } = local;
-    let (running, state) = states.split_at_mut(State::len(head_dim));
-    let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
-    for split in item.splits.clone() {
-        isa.run(OneSplit { job, item, split, queries, scores, state });
-        isa.run(Merge { job, item, split, running, state });
+/// The tasks of one parallel region.
+struct Wave<'a, E> {
+    isa: Isa,
+    job: &'a Job<'a, E>,
+    items: &'a [Item],
+    tasks: &'a [Task],
+    long_items: &'a [LongItem],
+    running: SharedSlice<'a, f32>,
+    states: SharedSlice<'a, f32>,
+    threads: usize,
+}
+
+impl<E: Element> Wave<'_, E> {
+    fn run_task(&self, number: usize, local: &mut Local) {
+        let (task, head_dim) = (&self.tasks[number], self.job.heads.head_dim);
+        local.queries.resize(ITEM_QUERIES * head_dim, 0.0);
+        // Threads take tasks in order, so this one's next is likely that; its keys can be on their way.
+        let next = self.tasks.get(number + self.threads).map(|next| (&self.items[next.item], next.split));
+        match task.long {
+            None => self.whole_item(&self.items[task.item], next, local),
+            Some(long) => self.one_split(number, long, next, local),
+        }
+    }
+
+    /// All splits of one item, one after another.
+    fn whole_item(&self, item: &Item, next: Option<(&Item, usize)>, local: &mut Local) {
+        let (job, head_dim) = (self.job, self.job.heads.head_dim);
+        local.states.resize(2 * State::len(head_dim), 0.0);
+        let Local { queries, scores, states } = local;
+        let (running, state) = states.split_at_mut(State::len(head_dim));
+        let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
+        for split in item.splits.clone() {
+            let next = if split + 1 < item.splits.end { Some((item, split + 1)) } else { next };
+            self.isa.run(OneSplit { job, item, split, next, queries, scores, state });
+            self.isa.run(Merge { job, item, split, running, state });
+        }
+    }
+
+    /// One split of a long item, and if it is the last to be finished, the merging of all.
+    fn one_split(&self, number: usize, long: usize, next: Option<(&Item, usize)>, local: &mut Local) {
+        let Task { item, split, .. } = self.tasks[number];
+        let (job, item, head_dim) = (self.job, &self.items[item], self.job.heads.head_dim);
+        let Local { queries, scores, .. } = local;
+        {
+            // SAFETY: one task of this region has this number.
+            let state = &mut unsafe { numbered(&self.states, number, head_dim) };
+            self.isa.run(OneSplit { job, item, split, next, queries, scores, state });
+        }
+        let LongItem { first, tasks, unfinished } = &self.long_items[long];
+        // Release: the others' states are written before the last one reads them. Acquire: and that one is us.
+        if unfinished.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        // SAFETY: one task of a region is the last of this item.
+        let running = &mut unsafe { numbered(&self.running, long, head_dim) };
+        for number in *first..first + tasks {
+            // SAFETY: whose state this is has finished, and nobody else reads it.
+            let state = &unsafe { numbered(&self.states, number, head_dim) };
+            self.isa.run(Merge { job, item, split: self.tasks[number].split, running, state });
+        }
     }
 }
 
@@ -264,6 +342,8 @@ struct OneSplit<'a, 's, E> {
     job: &'a Job<'a, E>,
     item: &'a Item,
     split: usize,
+    /// What this thread will likely read next.
+    next: Option<(&'a Item, usize)>,
     queries: &'a mut [f32],
     scores: &'a mut Scores,
     state: &'a mut State<'s>,
@@ -274,7 +354,9 @@ impl<E: Element> Kernel for OneSplit<'_, '_, E> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
         stage_queries(v, self.job, self.item, self.queries);
-        compute_split(v, self.job, self.item, self.split, self.queries, self.scores, self.state);
+        let next = self.next.unwrap_or((self.item, self.split));
+        let (place, next) = (Place::new(self.job, self.item, self.split), Place::new(self.job, next.0, next.1));
+        compute_split(v, self.job, place, next, self.queries, self.scores, self.state);
     }
 }
 

@@ -25,6 +25,9 @@ pub(super) const PASS_QUERIES: usize = 8;
 /// How many positions ahead of their use keys and values are asked for. Blocks lie anywhere, so the core cannot guess.
 const AHEAD: usize = 4 * TILE;
 
+/// Bytes of a line of the processor's caches.
+const LINE: usize = 64;
+
 /// The scores, then the weights, of one pass.
 pub(super) type Scores = [[f32; KV_SPLIT]; PASS_QUERIES];
 
@@ -53,6 +56,17 @@ fn component(i: usize, head_dim: usize) -> usize {
 #[inline(always)]
 fn sixteen<T>(values: &[T], at: usize) -> &[T; 16] {
     values[at..].first_chunk().expect("sixteen more values")
+}
+
+/// [`sixteen`] for the innermost loops, where checks would be half of the instructions.
+///
+/// # Safety
+/// There are sixteen values from `at` on.
+#[inline(always)]
+unsafe fn sixteen_unchecked<T>(values: &[T], at: usize) -> &[T; 16] {
+    debug_assert!(at + 16 <= values.len());
+    // SAFETY: the caller's promise.
+    unsafe { &*values.as_ptr().add(at).cast() }
 }
 
 #[inline(always)]
@@ -123,23 +137,23 @@ pub(super) fn stage_queries<V: Vector, E>(_: V, job: &Job<'_, E>, item: &Item, s
     }
 }
 
-/// Attends an item's queries to the positions of one split.
+/// Attends an item's queries to the positions of one split. `next` is a hint at what is read after it.
 #[inline(always)]
 pub(super) fn compute_split<V: Vector, E: Element>(
     v: V,
     job: &Job<'_, E>,
-    item: &Item,
-    split: usize,
+    place: Place<'_>,
+    next: Place<'_>,
     staged: &[f32],
     scores: &mut Scores,
     state: &mut State<'_>,
 ) {
-    let table = job.step.block_table(&item.segment, job.group, job.cache.shape.block_size);
-    let positions = Positions { job, item, table, first: split * KV_SPLIT };
     let mut first = 0;
-    while first < item.queries {
-        let len = pass_len::<V>(item.queries - first);
+    while first < place.item.queries {
+        let len = pass_len::<V>(place.item.queries - first);
         let staged = &staged[first * job.heads.head_dim..][..len * job.heads.head_dim];
+        let is_last = first + len == place.item.queries;
+        let positions = Positions { job, place, next: if is_last { next } else { place } };
         match len {
             PASS_QUERIES => pass::<V, E, PASS_QUERIES>(v, &positions, first, staged, scores, state),
             4 => pass::<V, E, 4>(v, &positions, first, staged, scores, state),
@@ -151,37 +165,71 @@ pub(super) fn compute_split<V: Vector, E: Element>(
     }
 }
 
-/// The positions of one split of one item. Below, a position is counted from the split's first.
+/// One split of an item: where its keys and values lie.
 #[derive(Clone, Copy)]
-struct Positions<'a, E> {
-    job: &'a Job<'a, E>,
+pub(super) struct Place<'a> {
     item: &'a Item,
     table: &'a [u32],
+    /// The split's first position.
     first: usize,
 }
 
-impl<'a, E: Element> Positions<'a, E> {
+impl<'a> Place<'a> {
+    #[inline(always)]
+    pub fn new<E>(job: &Job<'a, E>, item: &'a Item, split: usize) -> Self {
+        let table = job.step.block_table(&item.segment, job.group, job.cache.shape.block_size);
+        Self { item, table, first: split * KV_SPLIT }
+    }
+
+    /// What any query sees of this split.
+    #[inline(always)]
+    fn seen<E>(&self, job: &Job<'_, E>) -> Range<usize> {
+        let (group, item) = (job.sharers(), self.item);
+        let (first, last) = (item.seen(0, group, &job.mask), item.seen(item.queries - 1, group, &job.mask));
+        first.start.saturating_sub(self.first)..last.end.saturating_sub(self.first).min(KV_SPLIT)
+    }
+
+    /// Sixteen keys or values, `offset` positions into the split.
+    #[inline(always)]
+    fn tile<E: Element>(&self, job: &Job<'a, E>, offset: usize, half: Half) -> &'a [E] {
+        job.cache.tile(self.table, self.first + offset, half, self.item.kv_head)
+    }
+}
+
+/// The positions of one split of one item. Below, a position is counted from the split's first.
+#[derive(Clone, Copy)]
+struct Positions<'j, 'a, E> {
+    job: &'j Job<'a, E>,
+    place: Place<'a>,
+    next: Place<'a>,
+}
+
+impl<'a, E: Element> Positions<'_, 'a, E> {
     /// What a query sees of this split; `start == end` if nothing.
     #[inline(always)]
     fn seen(&self, query: usize) -> Range<usize> {
-        let seen = self.item.seen(query, self.job.sharers(), &self.job.mask);
-        let clip = |position: usize| position.saturating_sub(self.first).min(KV_SPLIT);
+        let seen = self.place.item.seen(query, self.job.sharers(), &self.job.mask);
+        let clip = |position: usize| position.saturating_sub(self.place.first).min(KV_SPLIT);
         clip(seen.start)..clip(seen.end)
     }
 
     #[inline(always)]
     fn tile(&self, position: usize, half: Half) -> &'a [E] {
-        self.job.cache.tile(self.table, self.first + position, half, self.item.kv_head)
+        self.place.tile(self.job, position, half)
     }
 
-    /// The tile that will be wanted [`AHEAD`] positions after this one: values come after the last keys.
+    /// The tile that will be wanted [`AHEAD`] positions after this one: values come after the last keys, and the next
+    /// split's keys after the last values.
     #[inline(always)]
     fn tile_ahead(&self, position: usize, tiles: &Range<usize>, half: Half) -> &'a [E] {
         let ahead = position + AHEAD;
         match half {
             _ if ahead < tiles.end => self.tile(ahead, half),
             Half::Keys => self.tile((ahead - tiles.end + tiles.start).min(tiles.end - TILE), Half::Values),
-            Half::Values => self.tile(position, half), // the end; nothing to ask for
+            Half::Values => {
+                let seen = self.next.seen(self.job);
+                self.next.tile(self.job, (seen.start + ahead - tiles.end).min(seen.end - 1) / TILE * TILE, Half::Keys)
+            }
         }
     }
 }
@@ -190,7 +238,7 @@ impl<'a, E: Element> Positions<'a, E> {
 #[inline(always)]
 fn pass<V: Vector, E: Element, const M: usize>(
     v: V,
-    positions: &Positions<'_, E>,
+    positions: &Positions<'_, '_, E>,
     first: usize,
     staged: &[f32],
     scores: &mut Scores,
@@ -221,14 +269,14 @@ fn pass<V: Vector, E: Element, const M: usize>(
 #[inline(always)]
 fn score_tiles<V: Vector, E: Element, const M: usize>(
     v: V,
-    positions: &Positions<'_, E>,
+    positions: &Positions<'_, '_, E>,
     tiles: Range<usize>,
     staged: &[f32],
     scores: &mut [[f32; KV_SPLIT]; M],
 ) {
     let mut position = tiles.start;
-    // Few queries have few sums in flight, so two tiles go together where registers allow.
-    if V::ROWS >= 8 && M <= 4 {
+    // Two tiles go together where registers allow: few queries have few sums in flight, and many wait for their loads.
+    if V::ROWS >= 8 {
         while position + 2 * TILE <= tiles.end {
             score::<V, E, M, 2>(v, positions, &tiles, position, staged, scores);
             position += 2 * TILE;
@@ -244,7 +292,7 @@ fn score_tiles<V: Vector, E: Element, const M: usize>(
 #[inline(always)]
 fn score<V: Vector, E: Element, const M: usize, const N: usize>(
     v: V,
-    positions: &Positions<'_, E>,
+    positions: &Positions<'_, '_, E>,
     tiles: &Range<usize>,
     position: usize,
     staged: &[f32],
@@ -303,7 +351,7 @@ fn softmax<V: Vector>(v: V, scores: &mut [f32; KV_SPLIT], tiles: Range<usize>, s
 #[inline(always)]
 fn weigh_tiles<V: Vector, E: Element, const M: usize>(
     v: V,
-    positions: &Positions<'_, E>,
+    positions: &Positions<'_, '_, E>,
     tiles: Range<usize>,
     seen: &[Range<usize>; M],
     weights: &[[f32; KV_SPLIT]; M],
@@ -382,19 +430,27 @@ fn weigh_vectors<V: Vector, E: Element, const M: usize, const N: usize>(
     acc: &mut [f32],
     i: usize,
 ) {
-    let stride = acc.len() / M;
+    let (stride, head_dim) = (acc.len() / M, tile.head_dim);
     let mut sums = [[v.splat(0.0); N]; M];
     for m in 0..M {
         for n in 0..N {
             sums[m][n] = v.load(sixteen(acc, m * stride + 16 * (i + n)));
         }
     }
-    for position in range {
-        let row = (position - tile.position) * tile.head_dim;
+    let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim));
+    let weights: [&[f32; TILE]; M] = std::array::from_fn(|m| sixteen(&weights[m], tile.position));
+    let (start, end) = (range.start - tile.position, range.end - tile.position);
+    assert!(end <= TILE && at[N - 1] + 16 <= head_dim);
+    assert!(tile.values.len() >= TILE * head_dim && tile.ahead.len() >= TILE * head_dim);
+    for position in start..end {
         for n in 0..N {
-            let at = row + component(i + n, tile.head_dim);
-            prefetch(sixteen(tile.ahead, at), 0);
-            let value = E::load(v, sixteen(tile.values, at));
+            let at = position * head_dim + at[n];
+            // SAFETY: `position` is below `TILE`, so its row is inside of both, and `at` begins sixteen components of it.
+            let (values, ahead) = unsafe { (sixteen_unchecked(tile.values, at), sixteen_unchecked(tile.ahead, at)) };
+            if (16 * n * size_of::<E>()).is_multiple_of(LINE) {
+                prefetch(ahead, 0);
+            }
+            let value = E::load(v, values);
             for m in 0..M {
                 sums[m][n] = v.fma(v.splat(weights[m][position]), value, sums[m][n]);
             }
