@@ -82,8 +82,7 @@ impl CudaBackend {
         Ok(Self { device, step, on_device, ropes, host, limits })
     }
 
-    /// One launch for every run of `runs`, whose outputs are columns of `out`.
-    #[allow(clippy::too_many_arguments)]
+    /// One launch for every run of outputs of one type.
     fn products(&self, out: &Buffer, stride: usize, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
         let (out, x) = (out.rows(rows, stride), x.rows(rows, matrix.inputs()));
         for run in matrix.runs() {
