@@ -99,7 +99,10 @@ fn launches_that_do_not_fit_the_kernel_are_errors() {
     };
     assert_says(refused(&|device, memory| launch(device, memory, 33)), &["whole warps"]);
     assert_says(refused(&|device, memory| launch(device, memory, 96)), &["up to 64"]);
-    assert_says(refused(&|device, _| device.launch("check_outside", [1], 64).int(1).go()), &["a pointer", "an integer"]);
+    assert_says(
+        refused(&|device, _| device.launch("check_outside", [1], 64).int(1).go()),
+        &["a pointer", "an integer"],
+    );
     assert_says(refused(&|device, _| device.launch("check_outside", [1], 64).pointer(64).go()), &["no allocation"]);
 }
 

@@ -37,7 +37,8 @@ pub fn engine_config(settings: &Bound<'_, PyAny>) -> PyResult<EngineConfig> {
 }
 
 fn device(fields: &Fields<'_, '_>) -> PyResult<Device> {
-    let name: String = fields.get("device", "'auto', 'cpu', 'cuda', 'cuda:1' … or 'reference'").map_err(ModelLoadError::new_err)?;
+    let name: String =
+        fields.get("device", "'auto', 'cpu', 'cuda', 'cuda:1' … or 'reference'").map_err(ModelLoadError::new_err)?;
     match name.as_str() {
         "auto" | "cpu" => return Ok(Device::Cpu),
         "reference" => return Ok(Device::Reference),
@@ -47,7 +48,9 @@ fn device(fields: &Fields<'_, '_>) -> PyResult<Device> {
     }
     let ordinal = name.strip_prefix("cuda:").and_then(|number| number.parse().ok());
     ordinal.map(Device::Cuda).ok_or_else(|| {
-        DeviceError::new_err(format!("there is no device {name:?}; there are \"cpu\", \"cuda\", \"cuda:1\", … and \"reference\""))
+        DeviceError::new_err(format!(
+            "there is no device {name:?}; there are \"cpu\", \"cuda\", \"cuda:1\", … and \"reference\""
+        ))
     })
 }
 

@@ -349,7 +349,11 @@ impl Backend for CudaBackend {
         assert!(2 * rope.pairs <= heads.head_dim, "{} pairs in a head of {}", rope.pairs, heads.head_dim);
         let all_heads = heads.query + 2 * heads.kv;
         self.device
-            .launch(of_cache("rope_and_cache", cache.shape.dtype), [rows, all_heads.div_ceil(ROPE_HEADS)], 32 * ROPE_HEADS)
+            .launch(
+                of_cache("rope_and_cache", cache.shape.dtype),
+                [rows, all_heads.div_ceil(ROPE_HEADS)],
+                32 * ROPE_HEADS,
+            )
             .shared(4 * ROPE_HEADS * heads.head_dim)
             .pointer(qkv.rows(rows, heads.qkv_width()))
             .pointer(cache.layer(place))

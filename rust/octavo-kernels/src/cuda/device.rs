@@ -57,7 +57,12 @@ impl Device {
     }
 
     /// A launch of `kernel`: `blocks` of `threads`.
-    pub fn launch<const N: usize>(&self, kernel: impl Into<String>, blocks: [usize; N], threads: usize) -> LaunchOf<'_> {
+    pub fn launch<const N: usize>(
+        &self,
+        kernel: impl Into<String>,
+        blocks: [usize; N],
+        threads: usize,
+    ) -> LaunchOf<'_> {
         let mut grid = [1; 3];
         for (grid, blocks) in grid.iter_mut().zip(blocks) {
             *grid = u32::try_from(blocks).expect("a grid within its limits");

@@ -127,7 +127,11 @@ impl Nvidia {
             // SAFETY: an image as nvcc made it, whole and aligned.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
             let module = module.map_err(|error| {
-                BackendError::Device(format!("the kernels of {name} do not load on {}: {}", this.info.name, words(error)))
+                BackendError::Device(format!(
+                    "the kernels of {name} do not load on {}: {}",
+                    this.info.name,
+                    words(error)
+                ))
             })?;
             this.modules.push(module);
         }

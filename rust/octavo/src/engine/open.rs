@@ -247,9 +247,7 @@ impl Loader {
         };
         let refused = |source| LoadError::Backend { path: path.to_owned(), source };
         match (self.config.device, gpu) {
-            (_, Some(device)) => {
-                self.on(path, CudaBackend::open(device, step).map_err(refused)?, files, model, plan)
-            }
+            (_, Some(device)) => self.on(path, CudaBackend::open(device, step).map_err(refused)?, files, model, plan),
             (Device::Reference, None) => {
                 self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan)
             }

@@ -50,7 +50,8 @@ pub fn machine() -> Machine {
 
 fn gpus() -> Result<Vec<Gpu>, String> {
     let found = cuda::devices().map_err(|error| error.to_string())?;
-    let gpu = |info: cuda::DeviceInfo| Gpu { name: info.name, capability: info.capability, memory_bytes: info.memory_bytes };
+    let gpu =
+        |info: cuda::DeviceInfo| Gpu { name: info.name, capability: info.capability, memory_bytes: info.memory_bytes };
     Ok(found.into_iter().map(gpu).collect())
 }
 
