@@ -62,8 +62,8 @@ fn start() -> Result<()> {
     // SAFETY: opening the driver's library runs its initialisers, which is what it is for.
     if !unsafe { sys::is_culib_present() } {
         let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        return Err(BackendError::Device(format!(
-            "there is no CUDA driver: the dynamic linker finds no {LIBRARY} (nor libcuda.so) in LD_LIBRARY_PATH \
+        return Err(BackendError::Unsupported(format!(
+            "there is no CUDA driver for a device: the dynamic linker finds no {LIBRARY} (nor libcuda.so) in LD_LIBRARY_PATH \
              ({path:?}), its cache or the system's folders; it comes with NVIDIA's driver, not with a toolkit"
         )));
     }
@@ -101,8 +101,8 @@ impl Nvidia {
     pub fn open(ordinal: usize) -> Result<Self> {
         if image::IMAGES.is_empty() {
             return Err(BackendError::Unsupported(
-                "this build of octavo has no CUDA kernels: it was built without nvcc ($NVCC, $CUDA_HOME/bin/nvcc or \
-                 nvcc on the path)"
+                "this build of octavo has no kernels for a CUDA device: it was built without nvcc ($NVCC, \
+                 $CUDA_HOME/bin/nvcc or nvcc on the path)"
                     .to_owned(),
             ));
         }
