@@ -81,6 +81,7 @@ pub fn check_on_cuda(case: &impl Case, tolerance: Tolerance) {
     let want = case.run(&mut reference(Activations::F32));
     for mut backend in cuda_backends() {
         let got = case.run(&mut backend);
+        assert_eq!(backend.failure(), None, "{}", case.name());
         assert_near(&format!("{} on {}", case.name(), backend.describe()), &got, &want, tolerance);
     }
 }

@@ -1,6 +1,6 @@
 //! Rust's errors as Python's. The tree itself is `python/octavo/_errors.py`.
 
-use octavo::engine::SubmitError;
+use octavo::engine::{Engine, SubmitError};
 use octavo::error::LoadError;
 use octavo::request::{Finish, Rejection};
 use octavo_kernels::BackendError;
@@ -44,8 +44,8 @@ pub fn not_loaded(error: LoadError) -> PyErr {
     }
 }
 
-/// The error that a request's end stands for, if it is one. `engine_closed`: whether the engine is gone.
-pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
+/// The error that the end of a request in `engine` stands for, if it is one.
+pub fn failed(finish: &Finish, engine: &Engine) -> Option<PyErr> {
     Some(match finish {
         Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
         Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
@@ -53,7 +53,8 @@ pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
             QueueFullError::new_err(SubmitError::QueueFull { live: *living, most: *most }.to_string())
         }
         Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
-        Finish::Error(reason) if engine_closed => EngineClosedError::new_err(reason.clone()),
+        Finish::Error(reason) if engine.device_failed() => DeviceError::new_err(reason.clone()),
+        Finish::Error(reason) if !engine.is_open() => EngineClosedError::new_err(reason.clone()),
         Finish::Error(reason) => OctavoError::new_err(reason.clone()),
     })
 }

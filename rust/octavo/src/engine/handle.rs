@@ -134,6 +134,8 @@ pub(super) struct Shared {
     pub closed: Mutex<Option<String>>,
     /// Asked by the engine thread between steps, so that closing does not wait for the queue.
     pub closing: AtomicBool,
+    /// The engine has died of its device.
+    pub device_failed: AtomicBool,
     /// Zero of [`Time`].
     pub epoch: Instant,
 }
@@ -351,6 +353,11 @@ impl Engine {
     /// Whether it takes calls.
     pub fn is_open(&self) -> bool {
         self.shared.is_open()
+    }
+
+    /// Whether the device has failed, and the engine and every request in it with that.
+    pub fn device_failed(&self) -> bool {
+        self.shared.device_failed.load(Ordering::Acquire)
     }
 
     /// Asks for counters and gauges, as of the end of the current step.

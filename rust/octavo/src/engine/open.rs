@@ -42,6 +42,7 @@ pub fn open(
         live: AtomicUsize::new(0),
         closed: Mutex::new(None),
         closing: AtomicBool::new(false),
+        device_failed: AtomicBool::new(false),
         epoch: Instant::now(),
     });
     let loader = Loader { config: config.clone(), shared: shared.clone(), inbox: messages, news };
@@ -209,7 +210,8 @@ impl Loader {
     ) -> Result<MemoryPlan, LoadError> {
         let dtype = match self.config.device {
             Device::Reference => CacheDtype::F32,
-            _ => matrices.cache_dtype(),
+            Device::Cpu => matrices.cache_dtype(),
+            Device::Cuda(_) | Device::CudaShim => matrices.gpu_cache_dtype(),
         };
         let (free_bytes, weights_bytes) = match gpu {
             None => (free_memory_bytes(), matrices.packed),
