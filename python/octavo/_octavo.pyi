@@ -313,6 +313,12 @@ class Stats:
     def preemptions(self) -> int: ...
     @property
     def finished(self) -> int: ...
+    @property
+    def steps_s(self) -> float:
+        """Seconds that all steps took, from planning to the last token handed out."""
+    @property
+    def executor_s(self) -> float:
+        """Of these, seconds in the executor: the model's operations, and drawing tokens."""
 
 @final
 class Chat:

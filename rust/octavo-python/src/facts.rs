@@ -1,7 +1,7 @@
 //! What was fixed at load, and counters.
 
+use octavo::engine::EngineStats;
 use octavo::engine::handle;
-use octavo::schedule::SchedulerStats;
 use pyo3::prelude::*;
 
 /// What was fixed when the model was loaded.
@@ -71,10 +71,12 @@ pub struct Stats {
     tokens_generated: u64,
     preemptions: u64,
     finished: u64,
+    steps_s: f64,
+    executor_s: f64,
 }
 
-impl From<SchedulerStats> for Stats {
-    fn from(stats: SchedulerStats) -> Self {
+impl From<EngineStats> for Stats {
+    fn from(EngineStats { scheduler: stats, time }: EngineStats) -> Self {
         Self {
             running: stats.running,
             waiting: stats.waiting,
@@ -90,6 +92,8 @@ impl From<SchedulerStats> for Stats {
             tokens_generated: stats.tokens_generated,
             preemptions: stats.preemptions,
             finished: stats.finished,
+            steps_s: time.steps_ns as f64 * 1e-9,
+            executor_s: time.executor_ns as f64 * 1e-9,
         }
     }
 }

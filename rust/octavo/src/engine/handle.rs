@@ -13,13 +13,13 @@ use super::config::EngineConfig;
 use super::mailbox::Mailbox;
 use super::outlet::Outlet;
 use super::session::{Said, Session, Turn};
-use super::shared::{CLOSED, Message, Reply, Shared};
+use super::shared::{CLOSED, EngineStats, Message, Reply, Shared};
 use super::ticket::Ticket;
 use crate::grammar::{Grammars, Guide};
 use crate::kv::CacheExplanation;
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{Forecast, SchedulerConfig, SchedulerStats};
+use crate::schedule::{Forecast, SchedulerConfig};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
 use crate::stages::tokenize::{ChatError, ChatTemplate, Encoding, RenderInput, Rendered, Special, Tokenizer};
@@ -317,7 +317,7 @@ impl Engine {
     }
 
     /// Asks for counters and gauges, as of the end of the current step.
-    pub fn stats(&self) -> Result<Reply<SchedulerStats>, SubmitError> {
+    pub fn stats(&self) -> Result<Reply<EngineStats>, SubmitError> {
         self.ask(Message::Stats)
     }
 

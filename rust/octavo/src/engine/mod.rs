@@ -23,6 +23,6 @@ pub use mailbox::{ChoiceResult, Next, Update, Wake};
 pub use open::open;
 pub use replay::{Replay, ReplayError, ReplayOptions, Replayed};
 pub use session::Session;
-pub use shared::Reply;
+pub use shared::{EngineStats, Reply, StepTime};
 pub use ticket::Ticket;
 pub use watch::{RecordError, RecordReply};

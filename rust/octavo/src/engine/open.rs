@@ -16,7 +16,7 @@ use octavo_kernels::{Backend, BackendError, CacheDtype, StepLimits};
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
 use super::run::Runner;
-use super::shared::{Message, Shared};
+use super::shared::{Message, Shared, StepTime};
 use crate::error::LoadError;
 use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;
@@ -150,6 +150,7 @@ impl Loader {
                     shared,
                     outlets: HashMap::new(),
                     touched: Vec::new(),
+                    time: StepTime::default(),
                     recorder: None,
                     readers: Readers::default(),
                 }

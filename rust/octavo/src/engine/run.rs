@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::mailbox::Wake;
 use super::outlet::Outlet;
-use super::shared::{CLOSED, Message, Shared};
+use super::shared::{CLOSED, EngineStats, Message, Shared, StepTime};
 use crate::execute::Executor;
 use crate::observe::readers::Readers;
 use crate::observe::record::{Header, Recorder};
@@ -25,6 +25,8 @@ pub(super) struct Runner {
     pub outlets: HashMap<RequestId, Outlet>,
     /// Wakers touched by this step, each to be woken once.
     pub touched: Vec<Arc<dyn Wake>>,
+    /// What the steps so far took.
+    pub time: StepTime,
     /// Writes down what the scheduler is told and what it decides, if somebody wants that.
     pub recorder: Option<Recorder>,
     /// Whom to tell what happens.
@@ -85,10 +87,10 @@ impl Runner {
 
     /// One step. `false`: there was nothing to compute.
     fn step(&mut self) -> Result<bool, String> {
-        let now = self.shared.now();
-        let batch = self.scheduler.schedule(now);
+        let begun = self.shared.now();
+        let batch = self.scheduler.schedule(begun);
         if let Some(recorder) = &mut self.recorder {
-            recorder.planned(batch.as_ref(), now);
+            recorder.planned(batch.as_ref(), begun);
         }
         self.shared.publish(self.scheduler.load());
         let computed = match batch {
@@ -96,9 +98,11 @@ impl Runner {
             Some(batch) => {
                 // Who has ended before this step hears of it before this step.
                 self.deliver();
+                let begun = self.shared.now();
                 self.executor.launch(&batch)?;
                 let output = self.executor.collect()?;
                 let now = self.shared.now();
+                self.time.executor_ns += now.since(begun);
                 if let Some(recorder) = &mut self.recorder {
                     recorder.committed(&output, now);
                 }
@@ -109,6 +113,9 @@ impl Runner {
         self.deliver();
         if let Some(recorder) = &mut self.recorder {
             recorder.flush();
+        }
+        if computed {
+            self.time.steps_ns += self.shared.now().since(begun);
         }
         Ok(computed)
     }
@@ -160,7 +167,7 @@ impl Runner {
                 self.deliver();
                 self.shared.publish(self.scheduler.load());
                 // Whoever asked may have stopped waiting.
-                let _ = answer.send(self.scheduler.stats());
+                let _ = answer.send(EngineStats { scheduler: self.scheduler.stats(), time: self.time });
             }
             Message::Record(recording, answer) => {
                 let (recorder, header) = *recording;

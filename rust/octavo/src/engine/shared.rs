@@ -20,7 +20,7 @@ pub(super) enum Message {
     /// Something else for the scheduler.
     Tell(Command),
     /// Answer with the state of things.
-    Stats(SyncSender<SchedulerStats>),
+    Stats(SyncSender<EngineStats>),
     /// Answer with the state of a session.
     Session(SessionId, SyncSender<Option<SessionReport>>),
     /// Answer with what a prompt would find in a namespace, or in what a session keeps.
@@ -33,6 +33,24 @@ pub(super) enum Message {
     Watch(Teller),
     /// End everything and stop.
     Close,
+}
+
+/// Counters and gauges.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineStats {
+    /// The scheduler's.
+    pub scheduler: SchedulerStats,
+    /// What the engine thread's time went to.
+    pub time: StepTime,
+}
+
+/// Nanoseconds of all steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepTime {
+    /// From planning to the last token handed out.
+    pub steps_ns: u64,
+    /// Of these, in the executor: the model's operations, and drawing tokens.
+    pub executor_ns: u64,
 }
 
 /// What the door and the engine thread share.
