@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo._devices import Device, devices
     from octavo._errors import (
         DeadlineExceededError,
         DeviceError,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
 _HOMES = {
+    "_devices": ("Device", "devices"),
     "_errors": (
         "OctavoError",
         "ModelLoadError",
@@ -105,6 +107,7 @@ __all__ = [
     "Choice",
     "Chunk",
     "DeadlineExceededError",
+    "Device",
     "DeviceError",
     "Difference",
     "Encoding",
@@ -133,6 +136,7 @@ __all__ = [
     "Usage",
     "Verification",
     "__version__",
+    "devices",
     "lint_prompts",
     "replay",
     "resolve",

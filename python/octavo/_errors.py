@@ -43,7 +43,7 @@ class OutOfMemoryError(OctavoError, MemoryError):
 
 
 class DeviceError(OctavoError):
-    """The device is missing or refused to work."""
+    """The device is missing, or it failed; requests that ran on it then get this."""
 
 
 class EngineClosedError(OctavoError):

@@ -680,5 +680,17 @@ class Machine:
     def free_memory_bytes(self) -> int:
         """What an engine would find free: what the system has available, within this process's limits."""
 
+    @property
+    def cuda_kernels(self) -> bool:
+        """Whether this build has kernels for NVIDIA GPUs."""
+
+    @property
+    def gpus(self) -> list[tuple[str, tuple[int, int], int]]:
+        """Name, compute capability and bytes of memory of every GPU that NVIDIA's driver knows."""
+
+    @property
+    def gpu_error(self) -> str | None:
+        """Why there is no driver: what was looked for, and where."""
+
 def machine() -> Machine:
     """What this machine offers, and what octavo would use of it."""

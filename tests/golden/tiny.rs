@@ -2,6 +2,7 @@
 
 use octavo::execute::local::LocalExecutor;
 use octavo_kernels::cpu::{CpuBackend, CpuConfig};
+use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
 use octavo_kernels::{Backend, Segment, StepInput};
 
@@ -16,6 +17,11 @@ pub fn reference() -> ReferenceBackend {
 
 pub fn cpu(threads: usize) -> CpuBackend {
     CpuBackend::open(CpuConfig { threads: Some(threads), ..CpuConfig::default() }, LIMITS).unwrap()
+}
+
+/// The CUDA backend on the CPU.
+pub fn cuda_shim() -> CudaBackend {
+    CudaBackend::open(cuda::Device::shim().unwrap(), LIMITS).unwrap()
 }
 
 /// The longest sequence that an engine should be opened for so that it gives what transformers gives for this prompt. For
@@ -117,6 +123,18 @@ fn cpu_agrees_on_dense_weights() {
     DENSE.iter().for_each(|name| check(name, || cpu(2)));
 }
 
+/// The CUDA backend's kernels, whatever the weights: as exact as the reference.
+#[test]
+fn cuda_agrees_on_folders() {
+    FOLDERS.iter().for_each(|name| check(&format!("tiny/{name}/bf16"), cuda_shim));
+    check("tiny/llama-untied-sharded/f32", cuda_shim);
+}
+
+#[test]
+fn cuda_agrees_on_gguf_files() {
+    DENSE.iter().chain(&QUANTISED).for_each(|name| check(name, cuda_shim));
+}
+
 /// The largest difference of the last logits of any prompt.
 fn worst<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> f32 {
     pairs.map(|(got, wanted)| max_abs(got, wanted)).fold(0.0, f32::max)
@@ -173,6 +191,12 @@ fn cpu_agrees_on_quantised_weights() {
 fn the_answer_does_not_depend_on_the_batch() {
     independent("tiny/gemma3/bf16", reference, reference);
     independent("tiny/qwen3-moe/bf16", reference, reference);
+}
+
+#[test]
+fn the_answer_does_not_depend_on_the_batch_on_cuda() {
+    independent("tiny/gemma3/bf16", cuda_shim, cuda_shim);
+    independent("tiny/mixtral/bf16", cuda_shim, cuda_shim);
 }
 
 #[test]

@@ -282,6 +282,27 @@ fn the_answer_does_not_depend_on_the_weather() {
     }
 }
 
+/// The same on the CUDA backend.
+#[test]
+fn nor_does_it_on_cuda() {
+    let lengths = [KV_SPLIT + 87, 33];
+    for (dtype, window) in [(CacheDtype::Bf16, None), (CacheDtype::F16, Some(10))] {
+        let mut scene = Scene::new(&lengths, heads((5, 1, 24)));
+        (scene.dtype, scene.mask.window, scene.norms) = (dtype, window, true);
+        let whole = vec![(vec![(0, lengths[0])], true), (vec![(1, lengths[1])], true)];
+        for mut backend in cuda_backends() {
+            let want = play(&scene, &whole, &mut backend);
+            for seed in 0..2 {
+                let got = play(&scene, &at_random(&lengths, &mut Random::new(seed)), &mut backend);
+                assert_eq!(got.len(), want.len());
+                for (at, want) in &want {
+                    assert_bits(&format!("{scene:?}, seed {seed}, {at:?}"), &got[at], want);
+                }
+            }
+        }
+    }
+}
+
 /// Steps of some of the sequences by some of their tokens each.
 fn at_random(lengths: &[usize], random: &mut Random) -> Plan {
     let mut left = lengths.to_vec();

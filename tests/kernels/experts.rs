@@ -163,6 +163,14 @@ fn a_row_does_not_depend_on_its_neighbours() {
                 assert_bits(&format!("{dtype:?} row {row}"), &alone, &together[row * 80..][..80]);
             }
         }
+        for mut cuda in cuda_backends() {
+            let together = case.run_on(&mut cuda, &logits, &x, &weights);
+            for row in [0, 1, 8, 30, 52] {
+                let logits = &logits[row * case.experts..][..case.experts];
+                let alone = case.run_on(&mut cuda, logits, &x[row * case.width..][..case.width], &weights);
+                assert_bits(&format!("{dtype:?} row {row} on CUDA"), &alone, &together[row * 80..][..80]);
+            }
+        }
     }
 }
 
@@ -175,4 +183,5 @@ fn routing_beyond_reason_is_refused() {
     }
     check(&mut reference(Activations::F32));
     check(&mut cpu(Isa::best(), 1));
+    cuda_backends().iter_mut().for_each(check);
 }

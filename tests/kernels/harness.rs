@@ -1,8 +1,11 @@
 //! The one place that knows how a case is run on a backend and compared.
 
+use std::sync::Once;
+
 use octavo_kernels::{
     Backend, CacheShape, DType, Segment, StepInput, StepLimits, Weight,
     cpu::{CpuBackend, CpuConfig, Isa},
+    cuda::{self, CudaBackend},
     reference::{Activations, ReferenceBackend},
 };
 
@@ -40,12 +43,23 @@ pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
     CpuBackend::open(CpuConfig { threads: Some(threads), isa: Some(isa), ..Default::default() }, LIMITS).unwrap()
 }
 
+/// The CUDA backend, on the CPU and on the first GPU if there is one. What only one of them does is wrong.
+pub fn cuda_backends() -> Vec<CudaBackend> {
+    let shim = cuda::Device::shim().unwrap();
+    let gpu = cuda::Device::gpu(0);
+    static SAID: Once = Once::new();
+    if let Err(why) = &gpu {
+        SAID.call_once(|| eprintln!("skipped: kernels on a GPU ({why})"));
+    }
+    [Some(shim), gpu.ok()].into_iter().flatten().map(|device| CudaBackend::open(device, LIMITS).unwrap()).collect()
+}
+
 pub fn reference(activations: Activations) -> ReferenceBackend {
     ReferenceBackend::new(LIMITS, activations)
 }
 
-/// Runs `case` on the reference and on every CPU backend. All must agree within `tolerance`, and the CPU's instruction
-/// sets and numbers of threads must agree with each other to the bit.
+/// Runs `case` on the reference and on every backend. All must agree within `tolerance`, and the CPU's instruction
+/// sets and numbers of threads must agree with each other to the bit. CUDA kernels take activations as they are.
 pub fn check_op(case: &impl Case, tolerance: Tolerance) {
     let want = case.run(&mut reference(Activations::Int8));
     assert!(!want.is_empty() && want.iter().all(|x| x.is_finite()), "{}: {want:?}", case.name());
@@ -58,6 +72,17 @@ pub fn check_op(case: &impl Case, tolerance: Tolerance) {
             None => first = Some(got),
             Some(first) => assert_bits(&name, &got, first),
         }
+    }
+    check_on_cuda(case, tolerance);
+}
+
+/// The part of [`check_op`] that concerns the CUDA backend.
+pub fn check_on_cuda(case: &impl Case, tolerance: Tolerance) {
+    let want = case.run(&mut reference(Activations::F32));
+    for mut backend in cuda_backends() {
+        let got = case.run(&mut backend);
+        assert_eq!(backend.failure(), None, "{}", case.name());
+        assert_near(&format!("{} on {}", case.name(), backend.describe()), &got, &want, tolerance);
     }
 }
 

@@ -8,3 +8,4 @@ mod experts; // mixtures of experts
 mod operations; // everything else
 mod oracle; // a second opinion
 mod seam; // what is refused, and how
+mod shim; // the GPU that is not one

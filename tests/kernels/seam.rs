@@ -32,6 +32,7 @@ fn check_weights<B: Backend>(b: &mut B) {
 fn weights_that_do_not_fit_are_refused() {
     check_weights(&mut reference(Activations::F32));
     check_weights(&mut cpu(Isa::best(), 2));
+    cuda_backends().iter_mut().for_each(check_weights);
 }
 
 #[test]
@@ -45,6 +46,17 @@ fn memory_that_cannot_be_had_is_an_error() {
     }
     check(&mut reference(Activations::F32));
     check(&mut cpu(Isa::best(), 1));
+    cuda_backends().iter_mut().for_each(check);
+}
+
+#[test]
+fn caches_that_cuda_has_no_kernel_for_are_refused() {
+    for mut backend in cuda_backends() {
+        let text = message(backend.cache(CacheShape { block_size: 24, ..cache_shape(4, 1, 64) }));
+        assert!(text.contains("24") && text.contains("16"), "{text}");
+        let text = message(backend.cache(cache_shape(4, 1, 257)));
+        assert!(text.contains("257") && text.contains("256"), "{text}");
+    }
 }
 
 #[test]

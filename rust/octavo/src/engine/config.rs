@@ -12,6 +12,10 @@ pub enum Device {
     Cpu,
     /// The plain loops that define every operation, with float activations. Slow; the yardstick.
     Reference,
+    /// An NVIDIA GPU, by its number.
+    Cuda(usize),
+    /// The GPU's kernels on the CPU, in builds for tests. Very slow.
+    CudaShim,
 }
 
 /// Settings of an engine.

@@ -311,6 +311,11 @@ impl Engine {
         self.shared.is_open()
     }
 
+    /// Whether the device has failed, and the engine and every request in it with that.
+    pub fn device_failed(&self) -> bool {
+        self.shared.device_failed.load(Ordering::Acquire)
+    }
+
     /// Asks for counters and gauges, as of the end of the current step.
     pub fn stats(&self) -> Result<Reply<SchedulerStats>, SubmitError> {
         self.ask(Message::Stats)

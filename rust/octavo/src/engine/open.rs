@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use octavo_kernels::cpu::{CpuBackend, CpuConfig};
+use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
-use octavo_kernels::{Backend, CacheDtype, StepLimits};
+use octavo_kernels::{Backend, BackendError, CacheDtype, StepLimits};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
@@ -165,7 +166,8 @@ impl Loader {
         let model = Model::of(&files)?;
         let matrices = weights::check(&files, &model)?;
         let _ = self.news.send(News::Progress(0, matrices.stored));
-        let plan = self.plan_memory(&model, &matrices)?;
+        let gpu = self.gpu().map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
+        let plan = self.plan_memory(&model, &matrices, gpu.as_ref())?;
         let limits = SchedulerConfig {
             max_num_seqs: self.config.max_num_seqs,
             max_num_batched_tokens: self.config.batched_tokens(),
@@ -178,7 +180,7 @@ impl Loader {
         let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
         let (tokenizer, template) = text_of(&files)?;
         let end_token_ids = files.end_token_ids(&tokenizer)?.into();
-        let (executor, device, weights_bytes) = self.executor(path, &files, &model, &plan, &limits)?;
+        let (executor, device, weights_bytes) = self.executor(path, &files, &model, &plan, &limits, gpu)?;
         let facts = Facts {
             architecture: model.architecture.clone(),
             device,
@@ -197,14 +199,34 @@ impl Loader {
         Ok((Loaded { limits, facts, tokenizer: Arc::new(tokenizer), template, end_token_ids }, scheduler, executor))
     }
 
-    fn plan_memory(&self, model: &Model, matrices: &MatrixBytes) -> Result<MemoryPlan, LoadError> {
+    /// The device that weights and cache go to, where that is not this machine's own memory.
+    fn gpu(&self) -> Result<Option<cuda::Device>, BackendError> {
+        match self.config.device {
+            Device::Cpu | Device::Reference => Ok(None),
+            Device::Cuda(ordinal) => cuda::Device::gpu(ordinal).map(Some),
+            Device::CudaShim => cuda::Device::shim().map(Some),
+        }
+    }
+
+    fn plan_memory(
+        &self,
+        model: &Model,
+        matrices: &MatrixBytes,
+        gpu: Option<&cuda::Device>,
+    ) -> Result<MemoryPlan, LoadError> {
         let dtype = match self.config.device {
-            Device::Cpu => matrices.cache_dtype(),
             Device::Reference => CacheDtype::F32,
+            Device::Cpu => matrices.cache_dtype(),
+            Device::Cuda(_) | Device::CudaShim => matrices.gpu_cache_dtype(),
+        };
+        let (free_bytes, weights_bytes) = match gpu {
+            None => (free_memory_bytes(), matrices.packed),
+            // Nothing is packed for it.
+            Some(device) => (device.driver().free_bytes().ok(), matrices.as_run),
         };
         let request = MemoryRequest {
-            free_bytes: free_memory_bytes(),
-            weights_bytes: matrices.packed,
+            free_bytes,
+            weights_bytes,
             max_num_batched_tokens: self.config.batched_tokens(),
             max_num_seqs: self.config.max_num_seqs,
             max_model_len: self.config.max_model_len,
@@ -223,6 +245,7 @@ impl Loader {
         model: &Model,
         plan: &MemoryPlan,
         limits: &SchedulerConfig,
+        gpu: Option<cuda::Device>,
     ) -> Result<(Box<dyn Executor>, String, u64), LoadError> {
         let step = StepLimits {
             rows: limits.max_num_batched_tokens,
@@ -230,13 +253,16 @@ impl Loader {
             groups: limits.layout.groups(),
             table_entries: limits.max_num_seqs * limits.layout.entries(limits.max_model_len),
         };
-        match self.config.device {
-            Device::Cpu => {
+        let refused = |source| LoadError::Backend { path: path.to_owned(), source };
+        match (self.config.device, gpu) {
+            (_, Some(device)) => self.on(path, CudaBackend::open(device, step).map_err(refused)?, files, model, plan),
+            (Device::Reference, None) => {
+                self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan)
+            }
+            (_, None) => {
                 let config = CpuConfig { threads: self.config.threads, isa: None, pin_caller: true };
-                let refused = |source| LoadError::Backend { path: path.to_owned(), source };
                 self.on(path, CpuBackend::open(config, step).map_err(refused)?, files, model, plan)
             }
-            Device::Reference => self.on(path, ReferenceBackend::new(step, Activations::F32), files, model, plan),
         }
     }
 

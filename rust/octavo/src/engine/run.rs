@@ -45,7 +45,10 @@ impl Runner {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let reason = match self.until_closed() {
                 Ok(()) => CLOSED.to_owned(),
-                Err(failure) => format!("the engine stopped: {failure}"),
+                Err(failure) => {
+                    self.shared.device_failed.store(true, Ordering::Release);
+                    format!("the engine stopped: {failure}")
+                }
             };
             self.shared.close(&reason);
             self.scheduler.fail_all(&reason, self.shared.now());

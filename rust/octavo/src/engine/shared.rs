@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub closed: Mutex<Option<String>>,
     /// Asked by the engine thread between steps, so that closing does not wait for the queue.
     pub closing: AtomicBool,
+    /// The engine has died of its device.
+    pub device_failed: AtomicBool,
     /// Zero of [`Time`].
     pub epoch: Instant,
 }
@@ -63,6 +65,7 @@ impl Shared {
             load: Mutex::default(),
             closed: Mutex::new(None),
             closing: AtomicBool::new(false),
+            device_failed: AtomicBool::new(false),
             epoch: Instant::now(),
         }
     }

@@ -88,12 +88,16 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 pub struct MatrixBytes {
     /// In the files.
     pub stored: u64,
-    /// Packed.
+    /// Packed for the CPU.
     pub packed: u64,
+    /// As rows of the types that they are run as, one after another.
+    pub as_run: u64,
     /// Those that are not run as the type they are stored in.
     pub converted: Vec<Converted>,
     /// Some are run in a type of quantised blocks.
     pub quantised: bool,
+    /// Some are run in f16.
+    pub halves: bool,
 }
 
 impl MatrixBytes {
@@ -101,6 +105,12 @@ impl MatrixBytes {
     /// adds nothing that shows, and attention has half as much to read.
     pub fn cache_dtype(&self) -> CacheDtype {
         if self.quantised { CacheDtype::F16 } else { CacheDtype::F32 }
+    }
+
+    /// The same on a GPU, where what attention reads decides how long a step takes: two bytes, those of the type that the
+    /// weights are at home in. Blocks count from f16.
+    pub fn gpu_cache_dtype(&self) -> CacheDtype {
+        if self.quantised || self.halves { CacheDtype::F16 } else { CacheDtype::Bf16 }
     }
 }
 
@@ -174,6 +184,7 @@ impl Sink for Count {
                 LoadError::malformed(at, format!("a matrix of {rows} × {cols} is larger than any memory"))
             })?;
             self.0.add(dtype, run_as, bytes.len() as u64, packed as u64);
+            self.0.as_run += run_as.row_bytes(cols).unwrap_or_default() as u64 * rows as u64;
         }
         Ok(((), self.0.packed - before))
     }
@@ -187,6 +198,7 @@ impl MatrixBytes {
         self.stored += stored;
         self.packed += packed;
         self.quantised |= !run_as.is_dense();
+        self.halves |= run_as == DType::F16;
         if stored_as == run_as {
             return;
         }

@@ -3,6 +3,7 @@
 use std::thread::available_parallelism;
 
 use octavo_kernels::cpu::Isa;
+use octavo_kernels::cuda;
 
 use crate::execute::machine::free_memory_bytes;
 
@@ -19,6 +20,19 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Bytes that an engine would find free: what the system has available, within this process's limits.
     pub free_memory_bytes: u64,
+    /// Whether this build has kernels for NVIDIA GPUs.
+    pub cuda_kernels: bool,
+    /// The GPUs that NVIDIA's driver knows; or why there is no driver, with what was looked for and where.
+    pub gpus: Result<Vec<Gpu>, String>,
+}
+
+/// An NVIDIA GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Gpu {
+    pub name: String,
+    pub capability: (u32, u32),
+    pub memory_bytes: u64,
 }
 
 /// Asks the machine.
@@ -29,7 +43,16 @@ pub fn machine() -> Machine {
         cores: available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes().unwrap_or(0),
         free_memory_bytes: free_memory_bytes().unwrap_or(0),
+        cuda_kernels: cuda::has_kernels(),
+        gpus: gpus(),
     }
+}
+
+fn gpus() -> Result<Vec<Gpu>, String> {
+    let found = cuda::devices().map_err(|error| error.to_string())?;
+    let gpu =
+        |info: cuda::DeviceInfo| Gpu { name: info.name, capability: info.capability, memory_bytes: info.memory_bytes };
+    Ok(found.into_iter().map(gpu).collect())
 }
 
 fn memory_bytes() -> Option<u64> {

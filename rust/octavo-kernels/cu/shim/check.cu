@@ -1,0 +1,82 @@
+// Kernels that show what the shim does and what it catches; `tests/kernels/shim.rs` runs them. Some are wrong on purpose.
+#include "../common.cuh"
+
+KERNEL(check_outside, 64, global<float> out) { out[threadIdx.x] = 1.0f; }
+
+KERNEL(check_unaligned, 32, global<float> out) { store(out + threadIdx.x, float4{}); }
+
+KERNEL(check_shared_outside, 32, global<float> out) {
+    SHARED(float, values, 31);
+    values[threadIdx.x] = 1.0f;
+    out[threadIdx.x] = values[threadIdx.x];
+}
+
+KERNEL(check_divergent_barrier, 64, global<float> out) {
+    if (threadIdx.x < 48) __syncthreads();
+    out[threadIdx.x] = 1.0f;
+}
+
+KERNEL(check_two_barriers, 64, global<float> out) {
+    if (threadIdx.x < 32) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+    out[threadIdx.x] = 1.0f;
+}
+
+KERNEL(check_missing_lane, 32, global<float> out) {
+    if (threadIdx.x < 31) out[threadIdx.x] = warp_sum(1.0f);
+}
+
+// Each thread reads what its neighbour wrote: wrong without a barrier.
+KERNEL(check_neighbour, 64, global<float> out, int waits) {
+    SHARED(float, values, 64);
+    values[threadIdx.x] = threadIdx.x;
+    if (waits) __syncthreads();
+    out[threadIdx.x] = values[(threadIdx.x + 1) % blockDim.x];
+}
+
+// out = x by way of shared memory; waits for all groups of copies but the last `left`, of two.
+template <int LEFT> __device__ void copy_through(global<float> out, global<const float> x) {
+    SHARED(float, values, 64);
+    for (int half = 0; half < 2; half++) {
+        copy_async<4>(values + half * 32 + threadIdx.x, x + half * 32 + threadIdx.x);
+        copy_async_commit();
+    }
+    copy_async_wait<LEFT>();
+    __syncthreads();
+    for (int half = 0; half < 2; half++) out[half * 32 + threadIdx.x] = values[half * 32 + threadIdx.x];
+    copy_async_wait<0>();
+}
+KERNEL(check_copies, 32, global<float> out, global<const float> x) { copy_through<0>(out, x); }
+KERNEL(check_half_of_copies, 32, global<float> out, global<const float> x) { copy_through<1>(out, x); }
+KERNEL(check_forgotten_copies, 32, global<const float> x) {
+    SHARED(float, values, 32);
+    copy_async<4>(values + threadIdx.x, x + threadIdx.x);
+    copy_async_commit();
+}
+
+// d (16, 8) = a (16, 16) · b (16, 8), all through `ldmatrix`: b lies by rows, so it is loaded transposed.
+template <class T> __device__ void multiply(global<float> d, global<const T> a, global<const T> b) {
+    SHARED(T, a_tile, 16 * 16);
+    SHARED(T, b_tile, 16 * 8);
+    int lane = threadIdx.x;
+    for (int i = lane; i < 16 * 16; i += WARP) a_tile[i] = a[i];
+    for (int i = lane; i < 16 * 8; i += WARP) b_tile[i] = b[i];
+    __syncwarp();
+    unsigned a_words[4], b_words[2];
+    // Matrices 0 and 1 are the upper and lower rows of the left half, 2 and 3 of the right.
+    ldmatrix(a_words, a_tile + (lane % 16) * 16 + lane / 16 * 8);
+    ldmatrix<true>(b_words, b_tile + (lane % 16) * 8);
+    float sums[4] = {};
+    mma_16x8x16<T>(sums, a_words, b_words);
+    for (int i = 0; i < 4; i++) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
+}
+KERNEL(check_mma_bf16, 32, global<float> d, global<const bf16> a, global<const bf16> b) { multiply<bf16>(d, a, b); }
+KERNEL(check_mma_f16, 32, global<float> d, global<const f16> a, global<const f16> b) { multiply<f16>(d, a, b); }
+
+KERNEL(check_votes, 32, global<float> out) {
+    unsigned odd = __ballot_sync(FULL_WARP, threadIdx.x % 2 == 1);
+    out[threadIdx.x] = odd == 0xaaaaaaaau ? __shfl_up_sync(FULL_WARP, float(threadIdx.x), 1) : -1.0f;
+}

@@ -1,0 +1,618 @@
+//! The trait [`Backend`] over a device: each operation is a launch or a few, see `cu/`.
+
+use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
+use super::driver::Address;
+use super::graphs::{Graphs, How};
+use super::matrix::{Matrix, Part};
+use super::step::StepOnDevice;
+use crate::{
+    Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec,
+    RopeStyle, StepInput, StepLimits, Weight, step::Step,
+};
+
+/// The backend over a GPU.
+pub struct CudaBackend {
+    device: Device,
+    step: Step,
+    on_device: StepOnDevice,
+    ropes: Vec<RopeTable>,
+    graphs: Graphs,
+    /// Where rows that belong to nobody write their keys and values: there is a block for them. None before the cache.
+    null_slot: Option<u32>,
+    /// What `largest` finds, and where it puts that on the host.
+    found: Memory,
+    found_on_host: Vec<u32>,
+    /// Where `read` puts what it reads.
+    host: Vec<f32>,
+    limits: StepLimits,
+}
+
+/// A vector of f32.
+pub struct Vector {
+    memory: Memory,
+    len: usize,
+}
+
+/// `(rows, width)` of f32.
+pub struct Buffer {
+    memory: Memory,
+    width: usize,
+}
+
+/// The KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, with a block that is nobody's as the last one.
+pub struct Cache {
+    memory: Memory,
+    shape: CacheShape,
+}
+
+/// The number of a registered rotary embedding.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope(usize);
+
+/// A rotary embedding, and its angles for the step's rows.
+struct RopeTable {
+    inv_freq: Memory,
+    /// `(rows, [cos | sin])`.
+    angles: Memory,
+    pairs: usize,
+    scale: f32,
+    style: RopeStyle,
+}
+
+/// Where a step's rows go in a mixture of experts; what each array holds is said in [`crate::routing`].
+pub struct Routing {
+    experts: usize,
+    per_row: usize,
+    /// Of the step that runs.
+    rows: usize,
+    most_rows: usize,
+    /// `(rows, per_row)`: expert, weight and slot of every choice.
+    experts_of: Memory,
+    weights_of: Memory,
+    slots: Memory,
+    slot_rows: Memory,
+    first_slots: Memory,
+}
+
+/// Outputs and rows of a block of `linear`.
+const LINEAR_TILE: [usize; 2] = [32, 8];
+/// Heads of a block of `rope_and_cache`: one for each warp.
+const ROPE_HEADS: usize = 4;
+/// The widest head that `attention` takes.
+const MOST_HEAD_DIM: usize = 256;
+
+impl CudaBackend {
+    /// Takes what does not depend on a model from `device`.
+    pub fn open(device: Device, limits: StepLimits) -> Result<Self> {
+        let on_device = StepOnDevice::new(&device, limits)?;
+        Ok(Self {
+            on_device,
+            step: Step::new(limits),
+            ropes: Vec::new(),
+            graphs: Graphs::new(&device),
+            null_slot: None,
+            found: device.take_array("what is found", 4, &[limits.rows])?,
+            found_on_host: Vec::with_capacity(limits.rows),
+            host: Vec::new(),
+            limits,
+            device,
+        })
+    }
+
+    /// How many sizes of decode steps have been recorded.
+    pub fn graphs(&self) -> usize {
+        self.graphs.count()
+    }
+
+    /// The angles of all rotary embeddings for the step's rows.
+    fn rope_angles(&self) {
+        for rope in &self.ropes {
+            let (threads, blocks) = columns(rope.pairs);
+            self.device
+                .launch("rope_angles", [self.step.rows(), blocks], threads)
+                .pointer(rope.angles.at())
+                .pointer(self.on_device.positions())
+                .pointer(rope.inv_freq.at())
+                .int(rope.pairs)
+                .float(rope.scale)
+                .go();
+        }
+    }
+
+    /// One launch for every run of outputs of one type.
+    fn products(&self, out: &Buffer, stride: usize, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
+        let (out, x) = (out.rows(rows, stride), x.rows(rows, matrix.inputs()));
+        for run in matrix.runs() {
+            let first_byte = 4 * run.first_output as Address;
+            let blocks = [run.outputs.div_ceil(LINEAR_TILE[0]), rows.div_ceil(LINEAR_TILE[1])];
+            self.device
+                .launch(format!("linear_{}", run.dtype.name()), blocks, LINEAR_TILE[0] * LINEAR_TILE[1])
+                .pointer(out + first_byte)
+                .int(stride)
+                .pointer(x)
+                .pointer(matrix.at(run))
+                .pointer_if(bias.map(|bias| bias.memory.at() + first_byte))
+                .int(rows)
+                .int(run.outputs)
+                .int(matrix.inputs())
+                .go();
+        }
+    }
+
+    /// One launch for one run of the weights of `experts` experts from `first` on.
+    #[allow(clippy::too_many_arguments)]
+    fn expert_products(
+        &self,
+        out: Address,
+        stride: usize,
+        x: Address,
+        matrix: &Matrix,
+        run: &Part,
+        expert_bytes: usize,
+        (first, experts): (usize, usize),
+        routing: &Routing,
+    ) {
+        let blocks = [run.outputs.div_ceil(LINEAR_TILE[0]), routing.rows.div_ceil(LINEAR_TILE[1]), experts];
+        self.device
+            .launch(format!("expert_linear_{}", run.dtype.name()), blocks, LINEAR_TILE[0] * LINEAR_TILE[1])
+            .pointer(out + 4 * run.first_output as Address)
+            .int(stride)
+            .pointer(x)
+            .pointer(matrix.at(run))
+            .int(expert_bytes)
+            .pointer(routing.first_slots.at())
+            .int(first)
+            .int(run.outputs)
+            .int(matrix.inputs())
+            .go();
+    }
+}
+
+impl Buffer {
+    /// Where it begins. Panics unless it holds `(rows, width)`.
+    fn rows(&self, rows: usize, width: usize) -> Address {
+        assert!(4 * rows * width <= self.memory.bytes(), "{rows} × {width} of {} bytes", self.memory.bytes());
+        self.memory.at()
+    }
+}
+
+impl Vector {
+    /// Where it begins. Panics unless it has `len` values.
+    fn of(&self, len: usize) -> Address {
+        assert_eq!(self.len, len);
+        self.memory.at()
+    }
+}
+
+impl Cache {
+    /// Where a layer begins.
+    fn layer(&self, place: CacheLayer) -> Address {
+        let layer_bytes = self.blocks() * self.shape.block_bytes() / self.shape.layers;
+        assert!(place.layer < self.shape.layers, "{place:?} of {:?}", self.shape);
+        self.memory.offset(place.layer * layer_bytes)
+    }
+    /// With nobody's.
+    fn blocks(&self) -> usize {
+        self.shape.blocks + 1
+    }
+    fn check(&self, heads: Heads) {
+        let shape = self.shape;
+        assert!(heads.kv == shape.kv_heads && heads.head_dim == shape.head_dim, "{heads:?} over {shape:?}");
+    }
+}
+
+impl Backend for CudaBackend {
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Buffer = Buffer;
+    type Cache = Cache;
+    type Rope = Rope;
+    type Routing = Routing;
+
+    fn describe(&self) -> String {
+        let info = self.device.driver().info();
+        let (major, minor) = info.capability;
+        format!("{}, compute capability {major}.{minor}, {} multiprocessors", info.name, info.processors)
+    }
+
+    fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
+        Matrix::upload(&self.device, parts)
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.bytes()
+    }
+
+    fn vector(&mut self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector { memory: self.device.take_with("a vector", bytes_of(values))?, len: values.len() })
+    }
+
+    fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer> {
+        let memory = self.device.take_array("a buffer", 4, &[rows, width])?;
+        self.device.driver().fill(memory.at(), 0, memory.bytes())?;
+        Ok(Buffer { memory, width })
+    }
+
+    fn cache(&mut self, shape: CacheShape) -> Result<Cache> {
+        let CacheShape { layers, blocks, block_size, kv_heads, head_dim, dtype } = shape;
+        if head_dim > MOST_HEAD_DIM || block_size % 16 != 0 {
+            return Err(BackendError::Unsupported(format!(
+                "the CUDA kernels take heads of up to {MOST_HEAD_DIM} components and blocks of a multiple of 16 \
+                 positions, not {head_dim} and {block_size}"
+            )));
+        }
+        let refused = BackendError::OutOfMemory { what: "the KV cache", bytes: usize::MAX };
+        let slots = blocks.checked_add(1).and_then(|all| all.checked_mul(block_size));
+        let Some(slots) = slots.filter(|&slots| u32::try_from(slots).is_ok()) else { return Err(refused) };
+        let lens = [layers, slots, 2, kv_heads, head_dim];
+        let memory = self.device.take_array("the KV cache", dtype.bytes(), &lens)?;
+        self.on_device.set_null_block(self.device.driver(), blocks as u32)?;
+        self.null_slot = Some((blocks * block_size) as u32);
+        Ok(Cache { memory, shape })
+    }
+
+    fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
+        let pairs = spec.inv_freq.len();
+        let inv_freq = self.device.take_with("a rotary embedding", bytes_of(&spec.inv_freq))?;
+        let angles = self.device.take_array("a rotary embedding's angles", 8, &[self.limits.rows, pairs])?;
+        self.ropes.push(RopeTable { inv_freq, angles, pairs, scale: spec.scale, style: spec.style });
+        Ok(Rope(self.ropes.len() - 1))
+    }
+
+    fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Routing> {
+        if per_row == 0 || per_row > experts {
+            return Err(BackendError::Unsupported(format!("a row cannot go to {per_row} of {experts} experts")));
+        }
+        let array = |lens: &[usize]| self.device.take_array("the choices of experts", 4, lens);
+        let choices = || array(&[rows, per_row]);
+        Ok(Routing {
+            experts,
+            per_row,
+            rows: 0,
+            most_rows: rows,
+            experts_of: choices()?,
+            weights_of: choices()?,
+            slots: choices()?,
+            slot_rows: choices()?,
+            first_slots: array(&[experts + 1])?,
+        })
+    }
+
+    fn copy_blocks(&mut self, cache: &mut Cache, copies: &[BlockCopy]) {
+        let CacheShape { layers, blocks, .. } = cache.shape;
+        let block_bytes = cache.shape.block_bytes() / layers;
+        // One after another: what one copy overwrites, an earlier one may have read.
+        for &BlockCopy { from, to } in copies {
+            assert!((from as usize) < blocks && (to as usize) < blocks, "{from} to {to} of {blocks} blocks");
+            self.device
+                .launch("copy_block", [layers], 256)
+                .pointer(cache.memory.at())
+                .int(cache.blocks())
+                .int(block_bytes / 16)
+                .int(from as usize)
+                .int(to as usize)
+                .go();
+        }
+    }
+
+    fn begin(&mut self, input: &StepInput<'_>) {
+        self.step.begin(input);
+        self.on_device.begin(&self.device, &self.step);
+        self.rope_angles();
+    }
+
+    /// Steps in which every sequence has one row are recorded, with so many rows that few sizes are.
+    fn run(&mut self, input: &StepInput<'_>, operations: impl FnOnce(&mut Self, usize)) {
+        let decodes = input.segments.iter().all(|segment| segment.rows == 1);
+        let Some(null_slot) = self.null_slot.filter(|_| decodes) else {
+            self.begin(input);
+            return operations(self, input.ids.len());
+        };
+        self.step.begin(input);
+        let rows = Graphs::padded(self.step.rows(), self.limits.rows);
+        self.step.pad(rows, null_slot);
+        self.on_device.begin(&self.device, &self.step);
+        let launch = |this: &mut Self| {
+            this.rope_angles();
+            operations(this, rows);
+        };
+        let device = self.device.clone();
+        match self.graphs.how(rows) {
+            How::Launch => launch(self),
+            How::Record => {
+                if let Some(graph) = device.record(|| launch(self)) {
+                    self.graphs.keep(rows, graph);
+                    device.attempt(|driver| driver.replay(graph));
+                }
+            }
+            How::Replay(graph) => device.attempt(|driver| driver.replay(graph)),
+        }
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.device.failure()
+    }
+
+    fn embed(&mut self, out: &mut Buffer, table: &Matrix, scale: f32) {
+        let [run] = table.runs() else { panic!("an embedding is of one type") };
+        let most = self.step.ids.iter().max().map_or(0, |&id| id as usize);
+        assert!(most < table.outputs(), "id {most} of {}", table.outputs());
+        self.device
+            .launch(format!("embed_{}", run.dtype.name()), [self.step.rows()], row_threads(table.inputs()))
+            .pointer(out.rows(self.step.rows(), table.inputs()))
+            .pointer(table.at(run))
+            .pointer(self.on_device.ids())
+            .int(table.inputs())
+            .float(scale)
+            .go();
+    }
+
+    fn rms_norm(&mut self, out: &mut Buffer, x: &Buffer, weight: &Vector, eps: f32, rows: usize) {
+        let width = weight.len;
+        self.device
+            .launch("rms_norm", [rows], row_threads(width))
+            .pointer(out.rows(rows, width))
+            .pointer(x.rows(rows, width))
+            .pointer(weight.of(width))
+            .int(width)
+            .float(eps)
+            .go();
+    }
+
+    fn rms_norm_columns(&mut self, x: &mut Buffer, width: usize, first: usize, weight: &Vector, eps: f32, rows: usize) {
+        assert!(first + weight.len <= width);
+        self.device
+            .launch("rms_norm_columns", [rows], row_threads(weight.len))
+            .pointer(x.rows(rows, width))
+            .pointer(weight.of(weight.len))
+            .int(width)
+            .int(first)
+            .int(weight.len)
+            .float(eps)
+            .go();
+    }
+
+    fn residual_norm(
+        &mut self,
+        residual: &mut Buffer,
+        delta: &Buffer,
+        post: Option<&Vector>,
+        scale: f32,
+        out: &mut Buffer,
+        next: Option<&Vector>,
+        eps: f32,
+        rows: usize,
+    ) {
+        let width = residual.width;
+        self.device
+            .launch("residual_norm", [rows], row_threads(width))
+            .pointer(residual.rows(rows, width))
+            .pointer(delta.rows(rows, width))
+            .pointer_if(post.map(|post| post.of(width)))
+            .float(scale)
+            .pointer(out.rows(rows, width))
+            .pointer_if(next.map(|next| next.of(width)))
+            .int(width)
+            .float(eps)
+            .go();
+    }
+
+    fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
+        assert!(bias.is_none_or(|bias| bias.len == matrix.outputs()));
+        self.products(out, matrix.outputs(), x, matrix, bias, rows);
+    }
+
+    fn rope_and_cache(
+        &mut self,
+        qkv: &mut Buffer,
+        cache: &mut Cache,
+        place: CacheLayer,
+        heads: Heads,
+        query_norm: Option<&Vector>,
+        key_norm: Option<&Vector>,
+        eps: f32,
+        rope: &Rope,
+    ) {
+        cache.check(heads);
+        let (rows, rope) = (self.step.rows(), &self.ropes[rope.0]);
+        assert!(2 * rope.pairs <= heads.head_dim, "{} pairs in a head of {}", rope.pairs, heads.head_dim);
+        let all_heads = heads.query + 2 * heads.kv;
+        self.device
+            .launch(
+                of_cache("rope_and_cache", cache.shape.dtype),
+                [rows, all_heads.div_ceil(ROPE_HEADS)],
+                32 * ROPE_HEADS,
+            )
+            .shared(4 * ROPE_HEADS * heads.head_dim)
+            .pointer(qkv.rows(rows, heads.qkv_width()))
+            .pointer(cache.layer(place))
+            .pointer(self.on_device.slots(place.group))
+            .pointer(rope.angles.at())
+            .pointer_if(query_norm.map(|norm| norm.of(heads.head_dim)))
+            .pointer_if(key_norm.map(|norm| norm.of(heads.head_dim)))
+            .int(heads.query)
+            .int(heads.kv)
+            .int(heads.head_dim)
+            .int(cache.shape.block_size)
+            .int(rope.pairs)
+            .int(usize::from(rope.style == RopeStyle::Interleaved))
+            .float(eps)
+            .go();
+    }
+
+    fn attention(
+        &mut self,
+        out: &mut Buffer,
+        qkv: &Buffer,
+        cache: &Cache,
+        place: CacheLayer,
+        heads: Heads,
+        mask: Mask,
+    ) {
+        cache.check(heads);
+        for segment in &self.step.segments {
+            // For its check.
+            self.step.block_table(segment, place.group, cache.shape.block_size);
+        }
+        let rows = self.step.rows();
+        self.device
+            .launch(of_cache("attention", cache.shape.dtype), [rows, heads.query], 128)
+            .pointer(out.rows(rows, heads.query_width()))
+            .pointer(qkv.rows(rows, heads.qkv_width()))
+            .pointer(cache.layer(place))
+            .pointer(self.on_device.positions())
+            .pointer(self.on_device.row_tables())
+            .pointer(self.on_device.tables(place.group))
+            .int(heads.query)
+            .int(heads.kv)
+            .int(heads.head_dim)
+            .int(cache.shape.block_size)
+            .float(mask.scale)
+            .int(mask.window.unwrap_or(0))
+            .float(mask.soft_cap.unwrap_or(0.0))
+            .go();
+    }
+
+    fn gated(&mut self, out: &mut Buffer, gate_up: &Buffer, activation: Activation, width: usize, rows: usize) {
+        let kernel = match activation {
+            Activation::Silu => "gated_silu",
+            Activation::GeluTanh => "gated_gelu_tanh",
+        };
+        let (threads, blocks) = columns(width);
+        self.device
+            .launch(kernel, [rows, blocks], threads)
+            .pointer(out.rows(rows, width))
+            .pointer(gate_up.rows(rows, 2 * width))
+            .int(width)
+            .go();
+    }
+
+    fn route(&mut self, routing: &mut Routing, logits: &Buffer, renormalise: bool, rows: usize) {
+        assert!(rows <= routing.most_rows);
+        let Routing { experts, per_row, .. } = *routing;
+        routing.rows = rows;
+        self.device
+            .launch("route", [rows.div_ceil(32)], 32)
+            .pointer(routing.experts_of.at())
+            .pointer(routing.weights_of.at())
+            .pointer(logits.rows(rows, experts))
+            .int(rows)
+            .int(experts)
+            .int(per_row)
+            .int(usize::from(renormalise))
+            .go();
+        self.device
+            .launch("sort_choices", [1], row_threads(4 * experts))
+            .pointer(routing.slots.at())
+            .pointer(routing.slot_rows.at())
+            .pointer(routing.first_slots.at())
+            .pointer(routing.experts_of.at())
+            .int(rows * per_row)
+            .int(experts)
+            .int(per_row)
+            .go();
+    }
+
+    fn dispatch(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
+        let (width, slots) = (x.width, routing.rows * routing.per_row);
+        self.device
+            .launch("gather", [slots], row_threads(width))
+            .pointer(out.rows(slots, width))
+            .pointer(x.rows(routing.rows, width))
+            .pointer(routing.slot_rows.at())
+            .int(width)
+            .go();
+    }
+
+    fn expert_linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, routing: &Routing) {
+        let (experts, slots) = (routing.experts, routing.rows * routing.per_row);
+        let outputs = matrix.outputs() / experts;
+        let (out, x) = (out.rows(slots, outputs), x.rows(slots, matrix.inputs()));
+        match matrix.of_experts(experts) {
+            Some((runs, expert_bytes)) => {
+                for run in &runs {
+                    self.expert_products(out, outputs, x, matrix, run, expert_bytes, (0, experts), routing);
+                }
+            }
+            None => {
+                for expert in 0..experts {
+                    for run in &matrix.of_expert(expert, experts) {
+                        self.expert_products(out, outputs, x, matrix, run, 0, (expert, 1), routing);
+                    }
+                }
+            }
+        }
+    }
+
+    fn combine(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
+        let (width, rows) = (out.width, routing.rows);
+        let (threads, blocks) = columns(width);
+        self.device
+            .launch("combine", [rows, blocks], threads)
+            .pointer(out.rows(rows, width))
+            .pointer(x.rows(rows * routing.per_row, width))
+            .pointer(routing.slots.at())
+            .pointer(routing.weights_of.at())
+            .int(width)
+            .int(routing.per_row)
+            .go();
+    }
+
+    fn gather(&mut self, out: &mut Buffer, x: &Buffer, rows: &[u32]) {
+        let width = x.width;
+        assert_eq!(width, out.width);
+        let most = rows.iter().max().map_or(0, |&row| row as usize);
+        let (out, x) = (out.rows(rows.len(), width), x.rows(most + 1, width));
+        let numbers = self.on_device.gather(&self.device, rows);
+        self.device
+            .launch("gather", [rows.len()], row_threads(width))
+            .pointer(out)
+            .pointer(x)
+            .pointer(numbers)
+            .int(width)
+            .go();
+    }
+
+    fn scale_and_cap(&mut self, x: &mut Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize) {
+        if scale == 1.0 && soft_cap.is_none() {
+            return;
+        }
+        let (threads, blocks) = columns(width);
+        self.device
+            .launch("scale_and_cap", [rows, blocks], threads)
+            .pointer(x.rows(rows, width))
+            .int(width)
+            .float(scale)
+            .float(soft_cap.unwrap_or(0.0))
+            .go();
+    }
+
+    fn largest<'a>(&'a mut self, x: &'a Buffer, rows: usize, width: usize) -> Option<&'a [u32]> {
+        assert!(rows <= self.limits.rows);
+        self.device
+            .launch("largest", [rows], width.div_ceil(16).next_multiple_of(32).clamp(32, 1024))
+            .pointer(self.found.at())
+            .pointer(x.rows(rows, width))
+            .int(width)
+            .go();
+        self.found_on_host.clear();
+        self.found_on_host.resize(rows, u32::MAX);
+        self.device.attempt(|driver| driver.download(bytes_of_mut(&mut self.found_on_host), self.found.at()));
+        Some(&self.found_on_host)
+    }
+
+    fn read<'a>(&'a mut self, buffer: &'a Buffer, rows: usize, width: usize) -> &'a [f32] {
+        let at = buffer.rows(rows, width);
+        self.host.resize(rows * width, 0.0);
+        self.device.attempt(|driver| driver.download(bytes_of_mut(&mut self.host), at));
+        if self.device.failure().is_some() {
+            self.host.fill(f32::NAN);
+        }
+        &self.host
+    }
+}
+
+/// The form of a kernel for a cache of `dtype`.
+fn of_cache(kernel: &str, dtype: CacheDtype) -> String {
+    format!("{kernel}_{}", dtype.name())
+}

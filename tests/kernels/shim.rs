@@ -1,0 +1,169 @@
+//! What the CPU's stand-in for a GPU catches, and that it does what the hardware does.
+
+use half::{bf16, f16};
+use octavo_kernels::cuda::Device;
+use octavo_kernels::cuda::device::Memory;
+
+use crate::harness::Random;
+
+/// 64 floats, fresh: not numbers.
+fn output(device: &Device) -> Memory {
+    device.take("a test", 64 * 4).unwrap()
+}
+
+fn floats(device: &Device, memory: &Memory) -> Vec<f32> {
+    let mut bytes = vec![0; memory.bytes()];
+    device.driver().download(&mut bytes, memory.at()).unwrap();
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn numbers(count: usize) -> Vec<u8> {
+    (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect()
+}
+
+/// Runs a kernel whose one argument is 64 floats; what it wrote, or the error.
+fn run(kernel: &str, threads: usize) -> Result<Vec<f32>, String> {
+    let device = Device::shim().unwrap();
+    let out = output(&device);
+    device.launch(kernel, [1], threads).pointer(out.at()).go();
+    device.failure().map_or_else(|| Ok(floats(&device, &out)), Err)
+}
+
+fn assert_says(result: Result<Vec<f32>, String>, words: &[&str]) {
+    let said = result.expect_err("an error");
+    assert!(words.iter().all(|word| said.contains(word)), "{said:?} says nothing of {words:?}");
+}
+
+#[test]
+fn accesses_are_checked() {
+    let device = Device::shim().unwrap();
+    let small = device.take("a test", 4 * 40).unwrap();
+    device.launch("check_outside", [1], 64).pointer(small.at()).go();
+    let said = device.failure().unwrap();
+    // Threads go from the first to the last in the first launch of a device.
+    assert!(said.contains("check_outside") && said.contains("thread 40") && said.contains("byte 160"), "{said}");
+    assert_says(run("check_unaligned", 32), &["check_unaligned", "16 bytes", "aligned"]);
+    assert_says(run("check_shared_outside", 32), &["thread 31", "shared"]);
+}
+
+#[test]
+fn barriers_and_warps_that_not_all_reach_are_errors() {
+    assert_says(run("check_divergent_barrier", 64), &["divergent barrier", "16 threads have ended"]);
+    assert_says(run("check_two_barriers", 64), &["divergent barrier", "line"]);
+    assert_says(run("check_missing_lane", 32), &["lanes", "do not come"]);
+}
+
+#[test]
+fn a_missing_barrier_shows() {
+    let device = Device::shim().unwrap();
+    for (waits, right) in [(1, true), (0, false), (1, true), (0, false)] {
+        let out = output(&device);
+        device.launch("check_neighbour", [1], 64).pointer(out.at()).int(waits).go();
+        let wanted: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
+        assert_eq!(device.failure(), None);
+        assert_eq!(floats(&device, &out) == wanted, right, "waits: {waits}");
+    }
+}
+
+#[test]
+fn copies_take_place_when_they_are_waited_for() {
+    let device = Device::shim().unwrap();
+    let x = device.take_with("a test", &numbers(64)).unwrap();
+    let copied = |kernel: &str| {
+        let out = output(&device);
+        device.launch(kernel, [1], 32).pointer(out.at()).pointer(x.at()).go();
+        assert_eq!(device.failure(), None);
+        floats(&device, &out)
+    };
+    let wanted: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    assert_eq!(copied("check_copies"), wanted);
+    let half = copied("check_half_of_copies");
+    assert!(half[..32] == wanted[..32] && half[32..].iter().all(|x| x.is_nan()), "{half:?}");
+    device.launch("check_forgotten_copies", [1], 32).pointer(x.at()).go();
+    assert!(device.failure().unwrap().contains("nobody waited"));
+}
+
+#[test]
+fn launches_that_do_not_fit_the_kernel_are_errors() {
+    let refused = |launch: &dyn Fn(&Device, &Memory)| {
+        let device = Device::shim().unwrap();
+        let out = output(&device);
+        launch(&device, &out);
+        Err(device.failure().unwrap_or_default())
+    };
+    let out = |device: &Device, threads: usize, kernel: &str| device.launch(kernel, [1], threads).go();
+    assert_says(refused(&|device, _| out(device, 64, "check_outside")), &["0 arguments for 1"]);
+    assert_says(refused(&|device, _| out(device, 64, "no_such_kernel")), &["no_such_kernel"]);
+    let launch = |device: &Device, memory: &Memory, threads| {
+        device.launch("check_outside", [1], threads).pointer(memory.at()).go();
+    };
+    assert_says(refused(&|device, memory| launch(device, memory, 33)), &["whole warps"]);
+    assert_says(refused(&|device, memory| launch(device, memory, 96)), &["up to 64"]);
+    assert_says(
+        refused(&|device, _| device.launch("check_outside", [1], 64).int(1).go()),
+        &["a pointer", "an integer"],
+    );
+    assert_says(refused(&|device, _| device.launch("check_outside", [1], 64).pointer(64).go()), &["no allocation"]);
+}
+
+#[test]
+fn tensor_cores_multiply() {
+    let random = &mut Random::new(7);
+    let device = Device::shim().unwrap();
+    let (a, b) = (random.normals(16 * 16), random.normals(16 * 8));
+    let check = |kernel: &str, encode: fn(f32) -> ([u8; 2], f32)| {
+        let upload = |values: &[f32]| values.iter().flat_map(|&x| encode(x).0).collect::<Vec<u8>>();
+        let [a_there, b_there] = [&a, &b].map(|values| device.take_with("a test", &upload(values)).unwrap());
+        let out = device.take("a test", 16 * 8 * 4).unwrap();
+        device.launch(kernel, [1], 32).pointer(out.at()).pointer(a_there.at()).pointer(b_there.at()).go();
+        assert_eq!(device.failure(), None);
+        for (i, got) in floats(&device, &out).into_iter().enumerate() {
+            let product = |k: usize| f64::from(encode(a[i / 8 * 16 + k]).1) * f64::from(encode(b[k * 8 + i % 8]).1);
+            let wanted: f64 = (0..16).map(product).sum();
+            assert!((f64::from(got) - wanted).abs() < 1e-5, "{kernel} {i}: {got}, wanted {wanted}");
+        }
+    };
+    check("check_mma_bf16", |x| (bf16::from_f32(x).to_le_bytes(), bf16::from_f32(x).to_f32()));
+    check("check_mma_f16", |x| (f16::from_f32(x).to_le_bytes(), f16::from_f32(x).to_f32()));
+}
+
+#[test]
+fn votes_and_shuffles() {
+    let wanted: Vec<f32> = (0..32).map(|i: i32| (i - 1).max(0) as f32).collect();
+    assert_eq!(run("check_votes", 32).unwrap()[..32], wanted);
+}
+
+#[test]
+fn graphs_are_recorded_and_run_as_often_as_wanted() {
+    let device = Device::shim().unwrap();
+    let (driver, out) = (device.driver(), output(&device));
+    driver.fill(out.at(), 0, out.bytes()).unwrap();
+    driver.begin_recording().unwrap();
+    device.launch("check_votes", [1], 32).pointer(out.at()).go();
+    driver.copy(out.offset(32 * 4), out.at(), 32 * 4).unwrap();
+    assert!(driver.upload(out.at(), &[0; 4]).unwrap_err().to_string().contains("while a graph is recorded"));
+    assert!(driver.take("a test", 4).is_err());
+    let graph = driver.end_recording().unwrap();
+    assert!(floats(&device, &out).iter().all(|&x| x == 0.0), "recording runs nothing");
+    for _ in 0..2 {
+        driver.fill(out.at(), 0, out.bytes()).unwrap();
+        driver.replay(graph).unwrap();
+        let got = floats(&device, &out);
+        assert!(got[31] == 30.0 && got[..32] == got[32..], "{got:?}");
+    }
+    driver.drop_graph(graph);
+    assert!(driver.replay(graph).is_err());
+}
+
+#[test]
+fn memory_is_poisoned_checked_and_given_back() {
+    let device = Device::shim().unwrap();
+    let free = device.driver().free_bytes().unwrap();
+    let memory = device.take("a test", 4096).unwrap();
+    assert_eq!(device.driver().free_bytes().unwrap(), free - 4096);
+    assert!(floats(&device, &memory).iter().all(|x| x.is_nan()));
+    assert!(device.driver().upload(memory.offset(4090), &[0; 7]).unwrap_err().to_string().contains("4090"));
+    drop(memory);
+    assert_eq!(device.driver().free_bytes().unwrap(), free);
+    assert!(device.take("a test", free as usize + 1).is_err());
+}
