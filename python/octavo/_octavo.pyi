@@ -505,8 +505,8 @@ class Event:
     """Something that happened in an engine.
 
     ``type`` is ``queued``, ``admitted``, ``first_token``, ``preempted`` or ``finished`` of a request; ``session`` of
-    what a session keeps; or ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the words of
-    vLLM's KV events.
+    what a session keeps; or ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the
+    words of vLLM's KV events.
     """
 
     @property

@@ -218,15 +218,25 @@ impl Header {
     }
 }
 
-const DEVICES: [(&str, Device); 2] = [("cpu", Device::Cpu), ("reference", Device::Reference)];
-
-fn device_name(device: Device) -> &'static str {
-    DEVICES.into_iter().find_map(|(name, known)| (known == device).then_some(name)).unwrap_or("cpu")
+fn device_name(device: Device) -> String {
+    match device {
+        Device::Cpu => "cpu".into(),
+        Device::Reference => "reference".into(),
+        Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        Device::CudaShim => "cuda-shim".into(),
+    }
 }
 
 fn device_of(name: &str) -> Result<Device, String> {
-    let found = DEVICES.into_iter().find_map(|(known, device)| (known == name).then_some(device));
-    found.ok_or_else(|| format!("there is no device {name:?}"))
+    match name {
+        "cpu" => Ok(Device::Cpu),
+        "reference" => Ok(Device::Reference),
+        "cuda-shim" => Ok(Device::CudaShim),
+        _ => {
+            let ordinal = name.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+            ordinal.map(Device::Cuda).ok_or_else(|| format!("there is no device {name:?}"))
+        }
+    }
 }
 
 fn cache_dtype_of(value: Option<&Value>) -> Result<Option<CacheDtype>, String> {
@@ -276,5 +286,18 @@ impl<'a> Object<'a> {
             Ok(size) if size <= most => Ok(size),
             _ => Err(format!("{name} may be at most {most}, it is {value}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_is_read_back() {
+        for device in [Device::Cpu, Device::Reference, Device::Cuda(0), Device::Cuda(3), Device::CudaShim] {
+            assert_eq!(device_of(&device_name(device)), Ok(device));
+        }
+        assert!(device_of("cuda:").is_err() && device_of("tpu").is_err());
     }
 }
