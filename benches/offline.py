@@ -1,4 +1,5 @@
-"""What a model costs on this machine, stage by stage: load, prefill, decode at two lengths, concurrent requests.
+"""What a model costs on this machine, stage by stage: load, prefill, decode at two lengths, concurrent requests; and what
+the engine and Python add to it.
 
     python benches/offline.py [MODEL] [--tiny]
 
@@ -45,6 +46,15 @@ def main() -> None:
         for requests in (8, 16, 32):
             tokens = 128 // scale
             line(f"{requests} requests of {tokens} in, {tokens} out", concurrent, requests, tokens)
+        for requests in (1, 64):
+            before = llm.stats()
+            llm.generate([prompt(llm, 16) for _ in range(requests)], GREEDY, max_tokens=128 // scale)
+            after = llm.stats()
+            steps, tokens = after.steps - before.steps, after.tokens_generated - before.tokens_generated
+            outside = (after.steps_s - before.steps_s) - (after.executor_s - before.executor_s)
+            print(f"outside of the executor, batch {requests:2} {1e6 * outside / steps:8.1f} µs a step,", end="")
+            print(f" {1e6 * outside / tokens:.2f} µs a token")
+        print(f"Python, streaming                    {1e6 * python(llm, 256 // scale):8.1f} µs a token")
 
 
 def prompt(llm: octavo.LLM, tokens: int) -> list[int]:
@@ -66,6 +76,18 @@ def concurrent(llm: octavo.LLM, requests: int, tokens: int) -> float:
     begun = time.perf_counter()
     llm.generate(prompts, GREEDY, max_tokens=tokens)
     return requests * tokens / (time.perf_counter() - begun)
+
+
+def python(llm: octavo.LLM, tokens: int) -> float:
+    """Processor seconds that the caller's thread spends on a streamed token."""
+    chunks = 0
+    with llm.stream(prompt(llm, 16), GREEDY, max_tokens=tokens) as stream:
+        next(stream)
+        begun = time.thread_time()
+        for _ in stream:
+            chunks += 1
+        spent = time.thread_time() - begun
+    return spent / max(chunks, 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 //! What was fixed at load, and counters.
 
+use octavo::engine::EngineStats;
 use octavo::engine::handle;
-use octavo::schedule::SchedulerStats;
 use pyo3::prelude::*;
 
 /// What was fixed when the model was loaded.
@@ -63,16 +63,20 @@ pub struct Stats {
     blocks_free: usize,
     blocks_remembered: usize,
     blocks_owned: usize,
+    blocks_pinned: usize,
+    sessions: usize,
     steps: u64,
     tokens_computed: u64,
     tokens_cached: u64,
     tokens_generated: u64,
     preemptions: u64,
     finished: u64,
+    steps_s: f64,
+    executor_s: f64,
 }
 
-impl From<SchedulerStats> for Stats {
-    fn from(stats: SchedulerStats) -> Self {
+impl From<EngineStats> for Stats {
+    fn from(EngineStats { scheduler: stats, time }: EngineStats) -> Self {
         Self {
             running: stats.running,
             waiting: stats.waiting,
@@ -80,12 +84,16 @@ impl From<SchedulerStats> for Stats {
             blocks_free: stats.blocks_free,
             blocks_remembered: stats.blocks_remembered,
             blocks_owned: stats.blocks_owned,
+            blocks_pinned: stats.blocks_pinned,
+            sessions: stats.sessions,
             steps: stats.steps,
             tokens_computed: stats.tokens_computed,
             tokens_cached: stats.tokens_cached,
             tokens_generated: stats.tokens_generated,
             preemptions: stats.preemptions,
             finished: stats.finished,
+            steps_s: time.steps_ns as f64 * 1e-9,
+            executor_s: time.executor_ns as f64 * 1e-9,
         }
     }
 }
