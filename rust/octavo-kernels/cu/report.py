@@ -1,0 +1,102 @@
+"""What the compiler made of the kernels, without a GPU: registers, spills, stack, occupancy, wide loads, tensor cores.
+
+    python rust/octavo-kernels/cu/report.py [WORD ...]      # kernels whose name contains a word; needs nvcc
+
+Occupancy is that of a multiprocessor of compute capability 9.0, for the largest block, without dynamic shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+ARCHITECTURE = "sm_90a"
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-cubin", f"-arch={ARCHITECTURE}", "-Xptxas=-v", "--keep"]
+# Of a multiprocessor.
+REGISTERS, WARPS, BLOCKS, SHARED_BYTES = 65536, 64, 32, 228 << 10
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One of them. Loads and products are counted in the portable code, so unrolled loops count as often as written."""
+
+    name: str
+    threads: int
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+    wide_loads: int
+    tensor_products: int
+
+    @property
+    def occupancy(self) -> float:
+        """The share of a multiprocessor's warps that can be there at a time."""
+        warps = self.threads // 32
+        by_registers = REGISTERS // (256 * -(-self.registers * 32 // 256)) // warps
+        blocks = min(BLOCKS, WARPS // warps, by_registers, SHARED_BYTES // (self.shared_bytes + 1024))
+        return blocks * warps / WARPS
+
+
+def find_nvcc() -> str | None:
+    """Where the build looks."""
+    named = [os.environ.get("NVCC")]
+    named += [f"{os.environ[home]}/bin/nvcc" for home in ("CUDA_HOME", "CUDA_PATH") if home in os.environ]
+    return next((path for path in named if path and Path(path).is_file()), shutil.which("nvcc"))
+
+
+def kernels(nvcc: str) -> list[Kernel]:
+    """All of them, compiled."""
+    return [kernel for source in sorted(FOLDER.glob("*.cu")) for kernel in of_file(nvcc, source)]
+
+
+def of_file(nvcc: str, source: Path) -> list[Kernel]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [nvcc, *FLAGS, f"--keep-dir={folder}", "-o", f"{folder}/out.cubin", str(source)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        (portable,) = Path(folder).glob("*.ptx")
+        bodies = portable.read_text().split(".entry ")[1:]
+    code = {re.match(r"\w+", body).group(): body for body in bodies}  # type: ignore[union-attr]
+    reports = re.split(r"Compiling entry function '(\w+)'", said)[1:]
+    return [of_report(name, text, code[name]) for name, text in zip(reports[::2], reports[1::2], strict=True)]
+
+
+def of_report(name: str, report: str, code: str) -> Kernel:
+    def number(pattern: str, text: str = report) -> int:
+        found = re.search(pattern, text)
+        return int(found[1]) if found else 0
+
+    return Kernel(
+        name,
+        threads=number(r"\.maxntid (\d+)", code),
+        registers=number(r"Used (\d+) registers"),
+        shared_bytes=number(r"(\d+) bytes smem"),
+        stack_bytes=number(r"(\d+) bytes stack frame"),
+        spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        wide_loads=len(re.findall(r"ld\.global[.\w]*\.v(?:4\.[usbf]32|2\.[usbf]64)|cp\.async\.cg", code)),
+        tensor_products=len(re.findall(r"\bmma\.sync", code)),
+    )
+
+
+def main() -> None:
+    nvcc = find_nvcc()
+    if nvcc is None:
+        sys.exit("there is no nvcc in $NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin or on the path")
+    print(f"{ARCHITECTURE:32}  threads  registers  shared  stack  spills  occupancy  128-bit loads  mma")
+    for kernel in kernels(nvcc):
+        if len(sys.argv) == 1 or any(word in kernel.name for word in sys.argv[1:]):
+            print(
+                f"{kernel.name:32}{kernel.threads:9}{kernel.registers:11}{kernel.shared_bytes:8}{kernel.stack_bytes:7}"
+                f"{kernel.spill_bytes:8}{kernel.occupancy:10.0%}{kernel.wide_loads:15}{kernel.tensor_products:5}"
+            )
+
+
+if __name__ == "__main__":
+    main()
