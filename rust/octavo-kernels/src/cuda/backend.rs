@@ -2,6 +2,7 @@
 
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::driver::Address;
+use super::linear::{self, Form, LINEAR_TILE};
 use super::matrix::{Matrix, Part};
 use super::step::StepOnDevice;
 use crate::{
@@ -18,6 +19,9 @@ pub struct CudaBackend {
     /// Where `read` puts what it reads.
     host: Vec<f32>,
     limits: StepLimits,
+    /// Activations as products with two-byte weights take them; grows with the matrices.
+    rounded: Option<Memory>,
+    /// What attention keeps of splits.
     partials: Option<Memory>,
 }
 
@@ -68,8 +72,6 @@ pub struct Routing {
     first_slots: Memory,
 }
 
-/// Outputs and rows of a block of `linear`.
-const LINEAR_TILE: [usize; 2] = [32, 8];
 /// Heads of a block of `rope_and_cache`: one for each warp.
 const ROPE_HEADS: usize = 4;
 /// Rows times query heads of a tile of `attention16`.
@@ -85,17 +87,32 @@ impl CudaBackend {
     pub fn open(device: Device, limits: StepLimits) -> Result<Self> {
         let on_device = StepOnDevice::new(&device, limits)?;
         let (step, ropes, host) = (Step::new(limits), Vec::new(), Vec::new());
-        Ok(Self { device, step, on_device, ropes, host, limits, partials: None })
+        Ok(Self { device, step, on_device, ropes, host, limits, rounded: None, partials: None })
     }
 
-    /// One launch for every run of outputs of one type.
+    /// One launch for every run of outputs of one type, after what has to be done to `x` for it.
     fn products(&self, out: &Buffer, stride: usize, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
-        let (out, x) = (out.rows(rows, stride), x.rows(rows, matrix.inputs()));
+        let inputs = matrix.inputs();
+        let (out, x) = (out.rows(rows, stride), x.rows(rows, inputs));
+        let mut ready = None;
         for run in matrix.runs() {
+            let form = Form::of(run.dtype, rows, run.outputs, inputs);
+            let x = match (form.rounds, &self.rounded) {
+                (Some(kernel), Some(rounded)) => {
+                    if ready != Some(kernel) {
+                        let (threads, blocks) = columns(inputs / 8);
+                        let launch = self.device.launch(kernel, [rows, blocks], threads);
+                        launch.pointer(rounded.at()).pointer(x).int(inputs).go();
+                    }
+                    rounded.at()
+                }
+                _ => x,
+            };
+            ready = form.rounds;
             let first_byte = 4 * run.first_output as Address;
-            let blocks = [run.outputs.div_ceil(LINEAR_TILE[0]), rows.div_ceil(LINEAR_TILE[1])];
             self.device
-                .launch(format!("linear_{}", run.dtype.name()), blocks, LINEAR_TILE[0] * LINEAR_TILE[1])
+                .launch(form.kernel, form.blocks, form.threads)
+                .shared(form.shared_bytes)
                 .pointer(out + first_byte)
                 .int(stride)
                 .pointer(x)
@@ -103,7 +120,7 @@ impl CudaBackend {
                 .pointer_if(bias.map(|bias| bias.memory.at() + first_byte))
                 .int(rows)
                 .int(run.outputs)
-                .int(matrix.inputs())
+                .int(inputs)
                 .go();
         }
     }
@@ -250,7 +267,14 @@ impl Backend for CudaBackend {
     }
 
     fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
-        Matrix::upload(&self.device, parts)
+        let matrix = Matrix::upload(&self.device, parts)?;
+        let bytes = linear::rounded_bytes(&matrix, self.limits.rows);
+        if self.rounded.as_ref().map_or(0, Memory::bytes) < bytes {
+            // The old one first: the two need not fit together.
+            self.rounded = None;
+            self.rounded = Some(self.device.take("rounded activations", bytes)?);
+        }
+        Ok(matrix)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
