@@ -1,7 +1,7 @@
 //! Embedding, norms, products, gates, gather, soft-cap.
 
 use half::bf16;
-use octavo_kernels::{Activation, Backend, DType, Weight, reference::dequantise::dequantise};
+use octavo_kernels::{Activation, Backend, DType, Weight, reference::{Activations, dequantise::dequantise}};
 
 use crate::harness::*;
 
@@ -151,6 +151,9 @@ fn linear_of_every_type() {
             let op = Op::Linear { parts: vec![(dtype, outputs)], bias: outputs == 33 };
             let unit = dtype.block_len().max(8);
             sweep_linear(&op, &[unit, 3 * unit]);
+            if dtype.block_len() == 32 {
+                sweep_linear(&op, &[1024 + 32]);
+            }
             if has_tensor_core_form(dtype) && unit == 8 {
                 sweep_linear(&op, &[7, 256, 264, 776]);
             }
@@ -162,16 +165,25 @@ fn has_tensor_core_form(dtype: DType) -> bool {
     matches!(dtype.native(), DType::F16 | DType::BF16)
 }
 
-/// [`sweep`] of products: with tensor cores, sums are in another order.
+/// [`sweep`] of products. On the CUDA backend sums with tensor cores are in another order, and the quantised types that
+/// matter most have int8 activations; the others have activations as they are.
 fn sweep_linear(op: &Op, widths: &[usize]) {
     let Op::Linear { parts, .. } = op else { panic!("a product") };
     let on_cuda = match parts.iter().any(|part| has_tensor_core_form(part.0)) {
         true => Tolerance { absolute: 5e-5, relative: 1e-5 },
         false => Tolerance::EXACT,
     };
+    let quantises = |dtype: DType| {
+        use DType::*;
+        matches!(dtype.native(), Q4_0 | Q4_1 | Q5_0 | Q8_0 | Q4_K | Q6_K)
+    };
+    let activations =
+        if parts.iter().any(|part| quantises(part.0)) { Activations::Int8 } else { Activations::F32 };
     for rows in ROWS {
         for &width in widths {
-            check_op_apart(&Shaped { op: op.clone(), rows, width }, Tolerance::EXACT, on_cuda);
+            let case = Shaped { op: op.clone(), rows, width };
+            check_on_cpu(&case, Tolerance::EXACT);
+            check_on_cuda(&case, activations, on_cuda);
         }
     }
 }
@@ -181,7 +193,7 @@ fn sweep_linear(op: &Op, widths: &[usize]) {
 #[test]
 fn products_on_cuda_do_not_depend_on_the_number_of_rows() {
     const ALL: usize = 130;
-    for (dtype, width) in [(DType::BF16, 776), (DType::F16, 512), (DType::BF16, 17), (DType::F32, 264), (DType::Q4_K, 768)]
+    for (dtype, width) in [(DType::BF16, 776), (DType::F16, 512), (DType::BF16, 17), (DType::F32, 264), (DType::Q4_K, 1280), (DType::Q6_K, 256)]
     {
         let (random, outputs) = (&mut Random::new(9), 147);
         let (x, bytes) = (random.normals(ALL * width), weight_bytes(random, dtype, outputs, width));

@@ -24,14 +24,13 @@ template <class T> __device__ __forceinline__ float within(float x) {
     else return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
 }
 
-// x (rows, width) rounded to T. A thread takes eight neighbours; blockIdx.x is the row.
-template <class T> __device__ void round_row(global<uint4> out, global<const float> x, int width) {
-    int i = blockIdx.y * blockDim.x + threadIdx.x;
-    if (8 * i >= width) return;
-    size_t at = size_t(blockIdx.x) * width + 8 * i;
-    float4 a = load<float4>(x + at), b = load<float4>(x + at + 4);
-    auto two = [](float low, float high) { return pack<T>(within<T>(low), within<T>(high)); };
-    out[at / 8] = {two(a.x, a.y), two(a.z, a.w), two(b.x, b.y), two(b.z, b.w)};
+// x (rows, width) rounded to T. A thread takes two neighbours; blockIdx.x is the row.
+template <class T> __device__ void round_row(global<unsigned> out, global<const float> x, int width) {
+    int i = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
+    if (i >= width) return;
+    size_t at = size_t(blockIdx.x) * width + i;
+    float2 two = load<float2>(x + at);
+    out[at / 2] = pack<T>(within<T>(two.x), within<T>(two.y));
 }
 
 // Up to 8 · TILES rows. A block takes 16 outputs; its warps take slices in turn, loading weights straight into fragments,
@@ -172,7 +171,9 @@ __device__ __forceinline__ void many(global<float> out, int stride, global<const
         form<T, __VA_ARGS__>(out, stride, x, weights, bias, rows, outputs, inputs);                                    \
     }
 #define PRODUCTS(T, name)                                                                                              \
-    KERNEL(round_##name, 256, global<uint4> out, global<const float> x, int width) { round_row<T>(out, x, width); }    \
+    KERNEL(round_##name, 256, global<unsigned> out, global<const float> x, int, int width) {                           \
+        round_row<T>(out, x, width);                                                                                   \
+    }                                                                                                                  \
     PRODUCT(linear_8_##name, 128, T, few, 1)                                                                           \
     PRODUCT(linear_16_##name, 128, T, few, 2)                                                                          \
     PRODUCT(linear_64_##name, 128, T, many, 1, 4, 4, 1)                                                                \

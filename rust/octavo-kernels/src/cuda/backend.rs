@@ -100,9 +100,9 @@ impl CudaBackend {
             let x = match (form.rounds, &self.rounded) {
                 (Some(kernel), Some(rounded)) => {
                     if ready != Some(kernel) {
-                        let (threads, blocks) = columns(inputs / 8);
+                        let (threads, blocks) = columns(inputs);
                         let launch = self.device.launch(kernel, [rows, blocks], threads);
-                        launch.pointer(rounded.at()).pointer(x).int(inputs).go();
+                        launch.pointer(rounded.at()).pointer(x).int(rows).int(inputs).go();
                     }
                     rounded.at()
                 }

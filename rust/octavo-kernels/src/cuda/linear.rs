@@ -15,7 +15,7 @@ const MOST_SHARED: usize = 96 << 10;
 pub struct Form {
     /// Its name.
     pub kernel: String,
-    /// The kernel that rounds the activations first, if any.
+    /// The kernel that rounds or quantises the activations first, if any.
     pub rounds: Option<&'static str>,
     /// Blocks.
     pub blocks: [usize; 2],
@@ -29,6 +29,13 @@ impl Form {
     /// For `rows` rows and weights `(outputs, inputs)` of `dtype`.
     pub fn of(dtype: DType, rows: usize, outputs: usize, inputs: usize) -> Self {
         match rounds(dtype, inputs) {
+            Some("quantise_rows") => Self {
+                kernel: format!("linear8_{}", dtype.name()),
+                rounds: Some("quantise_rows"),
+                blocks: [outputs.div_ceil(8), rows.div_ceil(8)],
+                threads: 64,
+                shared_bytes: 0,
+            },
             Some(rounds) => Self::with_tensor_cores(rounds, dtype.name(), rows, outputs, inputs),
             None => {
                 let [outputs_of_block, rows_of_block] = LINEAR_TILE;
@@ -62,11 +69,12 @@ impl Form {
     }
 }
 
-/// The kernel that rounds activations to the type of such weights, where they have a form for tensor cores.
+/// The kernel that brings activations to what the best form for such weights takes, where there is one.
 fn rounds(dtype: DType, inputs: usize) -> Option<&'static str> {
     match dtype {
         DType::F16 if inputs.is_multiple_of(8) => Some("round_F16"),
         DType::BF16 if inputs.is_multiple_of(8) => Some("round_BF16"),
+        DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q8_0 | DType::Q4_K | DType::Q6_K => Some("quantise_rows"),
         _ => None,
     }
 }
@@ -74,5 +82,6 @@ fn rounds(dtype: DType, inputs: usize) -> Option<&'static str> {
 /// What `rows` rounded rows of inputs of `matrix` take.
 pub fn rounded_bytes(matrix: &Matrix, rows: usize) -> usize {
     let any = matrix.runs().iter().any(|run| rounds(run.dtype, matrix.inputs()).is_some());
+    // Two bytes each; codes with their scales are less.
     if any { 2 * rows * matrix.inputs() } else { 0 }
 }
