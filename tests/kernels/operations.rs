@@ -1,7 +1,10 @@
 //! Embedding, norms, products, gates, gather, soft-cap.
 
 use half::bf16;
-use octavo_kernels::{Activation, Backend, DType, Weight, reference::{Activations, dequantise::dequantise}};
+use octavo_kernels::{
+    Activation, Backend, DType, Weight,
+    reference::{Activations, dequantise::dequantise},
+};
 
 use crate::harness::*;
 
@@ -177,8 +180,7 @@ fn sweep_linear(op: &Op, widths: &[usize]) {
         use DType::*;
         matches!(dtype.native(), Q4_0 | Q4_1 | Q5_0 | Q8_0 | Q4_K | Q6_K)
     };
-    let activations =
-        if parts.iter().any(|part| quantises(part.0)) { Activations::Int8 } else { Activations::F32 };
+    let activations = if parts.iter().any(|part| quantises(part.0)) { Activations::Int8 } else { Activations::F32 };
     for rows in ROWS {
         for &width in widths {
             let case = Shaped { op: op.clone(), rows, width };
@@ -193,8 +195,14 @@ fn sweep_linear(op: &Op, widths: &[usize]) {
 #[test]
 fn products_on_cuda_do_not_depend_on_the_number_of_rows() {
     const ALL: usize = 130;
-    for (dtype, width) in [(DType::BF16, 776), (DType::F16, 512), (DType::BF16, 17), (DType::F32, 264), (DType::Q4_K, 1280), (DType::Q6_K, 256)]
-    {
+    for (dtype, width) in [
+        (DType::BF16, 776),
+        (DType::F16, 512),
+        (DType::BF16, 17),
+        (DType::F32, 264),
+        (DType::Q4_K, 1280),
+        (DType::Q6_K, 256),
+    ] {
         let (random, outputs) = (&mut Random::new(9), 147);
         let (x, bytes) = (random.normals(ALL * width), weight_bytes(random, dtype, outputs, width));
         for mut b in cuda_backends() {

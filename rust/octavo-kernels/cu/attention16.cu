@@ -1,6 +1,6 @@
 // Causal attention over a paged KV cache of two-byte values, decode and prefill in one form, with tensor cores. A warp is a
 // block. It takes a tile: up to 16 pairs of a row and a query head that share a KV head, the rows neighbours in their
-// sequence. It goes through the positions in units of 64: scores of the unit, its own maximum and weights, their products
+// sequence. It goes through the positions in units of 32, or 16: scores of the unit, its own maximum and weights, their products
 // with the values from zero, and only then the merge with what came before. Units are merged in order to a split of
 // KV_SPLIT, splits in order to the result; both are counted from the sequence's start. What a row becomes so depends on its
 // own position alone: units that it does not see change no bit.
@@ -13,7 +13,9 @@
 // is bound by the level-1 cache, from which neighbouring tiles read the same keys again.
 #include "cache.cuh"
 
-constexpr int PAIRS = 16, UNIT = 64, CHUNK = 64; // pairs of a tile; positions; components
+constexpr int PAIRS = 16, CHUNK = 64; // pairs of a tile; components
+// Positions of a unit. Sums of wide heads leave registers for fewer.
+template <int CHUNKS> constexpr int UNIT = CHUNKS > 2 ? 16 : 32;
 
 // Merges (most, total, sums) with what follows: what both are to be multiplied by.
 __device__ __forceinline__ void merge(float &most, float &total, float next_most, float next_total, float &keep,
@@ -51,7 +53,7 @@ __device__ __forceinline__ Seen seen_from(int position, int window) {
 template <int CHUNKS> struct Tile {
     float sums[8 * CHUNKS][4];
     float most[2], total[2];
-    Seen seen[2];
+    int ends[2]; // of what the pairs see
 };
 
 // Where the unit's positions lie: a run of 16 is within one block.
@@ -68,24 +70,24 @@ template <class T> struct Pages {
     }
 };
 
-// Adds positions start … start + 63 to the tile's sums. `any`: what some row of the tile sees, and all that is read.
+// Adds the unit from `start` on to the tile's sums. `any`: what some row of the tile sees, and all that is read.
 // `queries`: (component / 32, pair / 8, lane), what each lane needs in a product's first operand.
 template <class T, int CHUNKS, bool WHOLE>
 __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queries, const Pages<T> &pages, int start,
-                                         Seen any, float scale, float soft_cap) {
+                                         Seen any, float scale, int window, float soft_cap) {
     int group = threadIdx.x / 4, quad = threadIdx.x % 4;
     int head_dim = WHOLE ? CHUNK * CHUNKS : pages.head_dim, row_bytes = sizeof(T) * head_dim;
-    global<const u8> keys[UNIT / 16];
+    global<const u8> keys[UNIT<CHUNKS> / 16];
 #pragma unroll
-    for (int k = 0; k < UNIT / 16; k++) keys[k] = pages.at(start + 16 * k, any);
+    for (int k = 0; k < UNIT<CHUNKS> / 16; k++) keys[k] = pages.at(start + 16 * k, any);
 
-    float scores[UNIT / 8][4] = {};
+    float scores[UNIT<CHUNKS> / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < 2 * CHUNKS; i++) {
         int component = 32 * i + 8 * quad;
         uint4 a = queries[2 * i * WARP + threadIdx.x], b = queries[(2 * i + 1) * WARP + threadIdx.x];
 #pragma unroll
-        for (int n = 0; n < UNIT / 8; n++) {
+        for (int n = 0; n < UNIT<CHUNKS> / 8; n++) {
             // Keys that are not seen give scores that are not looked at.
             global<const u8> from = keys[n / 2] + (n % 2 * 8 + group) * row_bytes + sizeof(T) * component;
             uint4 key = load_if(WHOLE || component < head_dim, from);
@@ -95,19 +97,19 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
     }
 
     float keep[2], add[2];
-    unsigned weights[UNIT / 8][2];
+    unsigned weights[UNIT<CHUNKS> / 8][2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float most = -INFINITY, total = 0.0f;
-        Seen seen = tile.seen[half];
+        int end = tile.ends[half], first = window > 0 ? end - window : 0;
 #pragma unroll
-        for (int n = 0; n < UNIT / 8; n++) {
+        for (int n = 0; n < UNIT<CHUNKS> / 8; n++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int position = start + 8 * n + 2 * quad + i;
                 float score = scores[n][2 * half + i] * scale;
                 if (soft_cap > 0.0f) score = soft_cap * tanhf(score / soft_cap);
-                if (position < seen.first || position >= seen.end) score = -INFINITY;
+                if (position < first || position >= end) score = -INFINITY;
                 scores[n][2 * half + i] = score;
                 most = fmaxf(most, score);
             }
@@ -115,7 +117,7 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
         for (int other = 1; other < 4; other *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, other));
         float base = most == -INFINITY ? 0.0f : most;
 #pragma unroll
-        for (int n = 0; n < UNIT / 8; n++) {
+        for (int n = 0; n < UNIT<CHUNKS> / 8; n++) {
             unsigned word = pack<T>(expf(scores[n][2 * half] - base), expf(scores[n][2 * half + 1] - base));
             weights[n][half] = word;
             total += low_of<T>(word);
@@ -125,14 +127,14 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
         merge(tile.most[half], tile.total[half], most, total, keep[half], add[half]);
     }
 
-    bool all_seen = start >= any.first && start + UNIT <= any.end;
+    bool all_seen = start >= any.first && start + UNIT<CHUNKS> <= any.end;
     size_t to_values = size_t(pages.kv_heads) * pages.block_size * row_bytes;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         float unit[8][4] = {};
         int component = CHUNK * c + 8 * group;
 #pragma unroll
-        for (int k = 0; k < UNIT / 16; k++) {
+        for (int k = 0; k < UNIT<CHUNKS> / 16; k++) {
             unsigned words[4][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -203,16 +205,16 @@ __device__ __forceinline__ void attention(global<float> out, global<float> parti
     int group = threadIdx.x / 4, quad = threadIdx.x % 4;
     SHARED(uint4, queries, 4 * CHUNKS * WARP); // every lane reads what it has written
     Tile<CHUNKS> tile;
-    size_t places[2]; // of the pairs, in units of head_dim of `out`
+    int places[2]; // of the pairs, in units of head_dim of `out`
     bool real[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int pair = group + 8 * half, of_row = pair / heads_here, head = first_head + pair % heads_here;
         real[half] = of_row < here;
         if (!real[half]) of_row = 0;
-        tile.seen[half] = seen_from(position + of_row, window);
+        tile.ends[half] = position + of_row + 1;
         head += kv_head * heads;
-        places[half] = size_t(row + of_row) * query_heads + head;
+        places[half] = (row + of_row) * query_heads + head;
         size_t at = (size_t(row + of_row) * (query_heads + 2 * kv_heads) + head) * head_dim;
 #pragma unroll
         for (int i = 0; i < 2 * CHUNKS; i++) {
@@ -237,8 +239,8 @@ __device__ __forceinline__ void attention(global<float> out, global<float> parti
             for (int i = 0; i < 4; i++) tile.sums[n][i] = 0.0f;
         }
         int end = min((split + 1) * KV_SPLIT, any.end);
-        for (int start = max(split * KV_SPLIT, any.first / UNIT * UNIT); start < end; start += UNIT) {
-            add_unit<T, CHUNKS, WHOLE>(tile, queries, pages, start, any, scale, soft_cap);
+        for (int start = max(split * KV_SPLIT, any.first / UNIT<CHUNKS> * UNIT<CHUNKS>); start < end; start += UNIT<CHUNKS>) {
+            add_unit<T, CHUNKS, WHOLE>(tile, queries, pages, start, any, scale, window, soft_cap);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -256,7 +258,7 @@ __device__ __forceinline__ void attention(global<float> out, global<float> parti
             bool only = split == first_split, last = split + 1 == splits;
             merge(most[half], total[half], tile.most[half], tile.total[half], keep, add);
             for_components<CHUNKS>(head_dim, [&](int component, int n, int column) {
-                global<float> place = out + places[half] * head_dim + component;
+                global<float> place = out + size_t(places[half]) * head_dim + component;
                 float before = only ? 0.0f : *place;
                 float sum = before * keep + tile.sums[n][2 * half + column] * add;
                 *place = last ? sum / total[half] : sum;
