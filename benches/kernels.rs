@@ -1,5 +1,9 @@
 //! The operations of the CPU backend, on all threads. Products with one row and attention with one row per sequence are
 //! decode: they must stream their weights or their cache from memory. With many rows they are prefill: arithmetic.
+//!
+//! With `--cuda` those of the CUDA backend on the first GPU, in the shapes of models of 0.6 and 8 billion weights, held
+//! against what copies within its memory reach and against `OCTAVO_MATRIX_RATE`, the operations per second that a large
+//! matrix product reaches there.
 
 #[allow(dead_code)]
 #[path = "../tests/kernels/harness.rs"]
@@ -8,14 +12,17 @@ mod support;
 
 use harness::{Random, Tolerance, upload, weight_bytes};
 use octavo_kernels::cpu::CpuBackend;
-use octavo_kernels::cpu::limits::last_cache_bytes;
+use octavo_kernels::cpu::limits::{Limits, last_cache_bytes};
+use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::reference::Activations;
 use octavo_kernels::reference::experts::route;
 use octavo_kernels::routing::Choice;
 use octavo_kernels::{
     Activation, Backend, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, RopeSpec, RopeStyle, Segment,
-    StepInput, Weight,
+    StepInput, StepLimits, Weight,
 };
+use std::hint::black_box;
+use std::time::Instant;
 use support::{Bench, Work};
 
 /// An operation at one size.
@@ -49,18 +56,40 @@ impl<B: Backend> Ready<B> {
     }
 }
 
-/// Checks an operation against the reference, then times it.
+/// Checks an operation of the CPU against the reference, then times it.
 fn line(bench: &Bench, backend: &mut CpuBackend, operation: &impl Operation) {
+    let tolerance = Tolerance { absolute: 1e-4, relative: 1e-4 };
+    checked_line(bench, backend, operation, Activations::Int8, tolerance);
+}
+
+/// The same on a GPU, where activations are not quantised but may be rounded to 16 bits.
+fn line_on_gpu(bench: &Bench, backend: &mut CudaBackend, operation: &impl Operation) {
+    let tolerance = Tolerance { absolute: 2e-2, relative: 2e-2 };
+    checked_line(bench, backend, operation, Activations::F32, tolerance);
+}
+
+fn checked_line<B: Backend>(
+    bench: &Bench,
+    backend: &mut B,
+    operation: &impl Operation,
+    activations: Activations,
+    tolerance: Tolerance,
+) {
     let small = operation.small();
-    let mut reference = harness::reference(Activations::Int8);
+    let mut reference = harness::reference(activations);
     let want = small.prepare(&mut reference).result(&mut reference);
     let got = small.prepare(backend).result(backend);
-    harness::assert_near(&small.title().0, &got, &want, Tolerance { absolute: 1e-4, relative: 1e-4 });
+    assert_eq!(backend.failure(), None);
+    harness::assert_near(&small.title().0, &got, &want, tolerance);
 
     let operation = if bench.is_tiny() { &small } else { operation };
     let (name, shape) = operation.title();
     let mut ready = operation.prepare(backend);
-    bench.line(&name, &shape, operation.work(), || ready.run(backend));
+    bench.line_of_runs(&name, &shape, operation.work(), |runs| {
+        (0..runs).for_each(|_| ready.run(backend));
+        // Waits for a device.
+        black_box(backend.read(&ready.out, 1, 1));
+    });
 }
 
 #[derive(Clone)]
@@ -179,6 +208,8 @@ struct Attention {
 
 const BLOCK_SIZE: usize = 16;
 const PLACE: CacheLayer = CacheLayer { group: 0, layer: 0 };
+/// Enough for 64 sequences of 8192 positions.
+const GPU_LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 1, table_entries: 64 * 512 };
 /// Rows at a time that fill the cache.
 const CHUNK: usize = 256;
 
@@ -299,8 +330,63 @@ impl Operation for Rows {
     }
 }
 
+/// The shapes of Qwen3-0.6B and Llama-3.1-8B.
+fn on_gpu(bench: &Bench, gpu: &mut CudaBackend) {
+    let products = [(4096, 1024), (1024, 3072), (6144, 4096), (28672, 4096), (4096, 14336), (128_256, 4096)];
+    for dtype in [DType::BF16, DType::Q8_0, DType::Q4_K] {
+        for (outputs, inputs) in products {
+            for rows in [1, 8, 64, 2048] {
+                line_on_gpu(bench, gpu, &Linear { dtype, outputs, inputs, rows });
+            }
+        }
+    }
+    for heads in [Heads { query: 16, kv: 8, head_dim: 128 }, Heads { query: 32, kv: 8, head_dim: 128 }] {
+        let dtype = CacheDtype::Bf16;
+        for (sequences, context) in [(1, 1024), (1, 8192), (8, 1024), (8, 8192), (64, 1024), (64, 8192)] {
+            line_on_gpu(bench, gpu, &Attention { sequences, rows: 1, context, heads, dtype });
+        }
+        for context in [1024, 8192] {
+            line_on_gpu(bench, gpu, &Attention { sequences: 1, rows: 1024, context, heads, dtype });
+        }
+    }
+    for rows in [1, 64, 2048] {
+        line_on_gpu(bench, gpu, &Rows { kind: Kind::Norm, rows, width: 4096 });
+        line_on_gpu(bench, gpu, &Rows { kind: Kind::Gated, rows, width: 14336 });
+    }
+}
+
+/// What copies within a device's memory reach, and within as little of it as its caches hold; in bytes read and written.
+fn limits_of(device: &cuda::Device) -> Limits {
+    let copied = |bytes: usize| {
+        let [from, to] = [0; 2].map(|_| device.take("a measurement", bytes).expect("memory"));
+        let run = |count: usize| {
+            (0..count).for_each(|_| device.driver().copy(to.at(), from.at(), bytes).expect("a copy"));
+            device.driver().synchronize().expect("a device that works");
+        };
+        let count = (16 << 30) / bytes;
+        run(count);
+        let begun = Instant::now();
+        run(count);
+        (2 * count * bytes) as f64 / begun.elapsed().as_secs_f64()
+    };
+    let rate = std::env::var("OCTAVO_MATRIX_RATE").ok().and_then(|rate| rate.parse().ok()).unwrap_or(f64::INFINITY);
+    let (memory_bytes, cache_bytes) = (copied(1 << 30), copied(8 << 20));
+    Limits { memory_bytes, cache_bytes, f32_operations: rate, int8_operations: rate }
+}
+
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--cuda") {
+        let device = cuda::Device::gpu(0).expect("a GPU");
+        let chosen = arguments.into_iter().filter(|argument| !argument.starts_with('-')).collect();
+        let limits = limits_of(&device);
+        let gpu = &mut CudaBackend::open(device, GPU_LIMITS).expect("memory");
+        return on_gpu(&Bench::within(&format!("kernels, {}", gpu.describe()), limits, chosen), gpu);
+    }
     let bench = Bench::start("kernels", None);
+    if bench.is_tiny() {
+        on_gpu(&bench, &mut harness::cuda_backends()[0]);
+    }
     let cpu = &mut CpuBackend::open(Default::default(), harness::LIMITS).expect("threads");
 
     let inputs = 2048;

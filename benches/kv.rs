@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use octavo::kv::{BlockTable, KvCache, KvLayout, PrefixChain, PrefixKey};
 use octavo::request::Time;
 use support::{Bench, Work};
@@ -20,7 +22,7 @@ fn names(first: u32, blocks: usize) -> Vec<PrefixKey> {
 fn publish(kv: &mut KvCache, names: &[PrefixKey]) -> BlockTable {
     let mut table = kv.table();
     assert!(kv.grow(&mut table, names.len() * BLOCK_SIZE, NOW), "there are enough blocks");
-    names.iter().enumerate().for_each(|(index, &name)| kv.publish(&table, index, name));
+    names.iter().enumerate().for_each(|(index, &name)| kv.publish(&table, index, name, || (name, Arc::default())));
     table
 }
 

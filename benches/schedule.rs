@@ -14,6 +14,7 @@ use support::{Bench, Work};
 const BLOCK_SIZE: usize = 16;
 const PROMPT: usize = 256;
 const MAX_TOKENS: usize = 128;
+const USERS: usize = 50;
 
 struct World {
     scheduler: Scheduler,
@@ -21,12 +22,12 @@ struct World {
     submitted: u64,
     /// Tokens of a prompt that all share.
     shared: usize,
+    users: [Arc<str>; USERS],
 }
 
 impl World {
-    /// `running` sequences that run and `waiting` that wait, forever.
-    fn new(running: usize, waiting: usize, shared: usize) -> Self {
-        let blocks_each = (PROMPT + MAX_TOKENS).div_ceil(BLOCK_SIZE);
+    /// `running` sequences that run and `waiting` that wait, forever, in a pool of `blocks`.
+    fn new(running: usize, waiting: usize, shared: usize, blocks: usize) -> Self {
         let config = SchedulerConfig {
             max_num_seqs: running,
             max_num_batched_tokens: running + 2 * PROMPT.max(running * PROMPT / MAX_TOKENS),
@@ -34,10 +35,11 @@ impl World {
             itl_target_ns: None,
             max_model_len: PROMPT + MAX_TOKENS,
             layout: KvLayout::new(BLOCK_SIZE),
-            blocks: 2 * running * blocks_each,
+            blocks,
         };
         let scheduler = Scheduler::new(config).expect("settings that can be");
-        let mut world = Self { scheduler, now: Time(0), submitted: 0, shared };
+        let users = std::array::from_fn(|user| format!("user {user}").into());
+        let mut world = Self { scheduler, now: Time(0), submitted: 0, shared, users };
         (0..running + waiting).for_each(|_| world.submit());
         // Long enough that sequences of all ages run together.
         (0..3 * MAX_TOKENS).for_each(|_| world.step());
@@ -62,7 +64,8 @@ impl World {
             priority: 0,
             deadline: None,
             cache_salt: Some("".into()),
-            user: "".into(),
+            session: None,
+            user: self.users[id as usize % USERS].clone(),
         };
         self.scheduler.apply(Command::Submit(Box::new(request)), self.now);
     }
@@ -93,13 +96,21 @@ fn answer(batch: &Batch) -> StepOutput {
 
 fn main() {
     let bench = Bench::start("schedule", Some(1));
-    for (running, waiting, shared) in [(1, 0, 0), (64, 0, 0), (64, 10_000, 0), (64, 0, PROMPT / 2), (1024, 0, 0)] {
-        let (running, waiting) = (bench.size(running, 2), bench.size(waiting, 3));
-        let mut world = World::new(running, waiting, shared);
+    let small = |running: usize| 2 * running * (PROMPT + MAX_TOKENS).div_ceil(BLOCK_SIZE);
+    for (running, waiting, shared, blocks) in [
+        (1, 0, 0, small(1)),
+        (64, 0, 0, small(64)),
+        (64, 10_000, 0, small(64)),
+        (64, 0, PROMPT / 2, small(64)),
+        (1024, 0, 0, small(1024)),
+        (1024, 10_000, 0, 1_000_000),
+    ] {
+        let (running, waiting, blocks) = (bench.size(running, 2), bench.size(waiting, 3), bench.size(blocks, small(2)));
+        let mut world = World::new(running, waiting, shared, blocks);
         check(&mut world, running, waiting);
         let row_bytes = 3 * size_of::<u32>() + size_of::<octavo_kernels::Segment>();
         let table_bytes = (PROMPT + MAX_TOKENS / 2) / BLOCK_SIZE * size_of::<u32>();
-        let shape = format!("{running} run, {waiting} wait, {shared} tokens shared");
+        let shape = format!("{running} run, {waiting} wait, {shared} shared, {blocks} blocks");
         bench.line("step", &shape, Work::cache(running * (row_bytes + table_bytes)), || world.step());
     }
 }

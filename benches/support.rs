@@ -78,11 +78,14 @@ impl Bench {
         let isa = Isa::from_environment().expect("an instruction set that this CPU has");
         let mut pool = Pool::new(threads).expect("threads");
         let limits = Limits::measure(isa, &mut pool).expect("memory for measuring");
+        Self::within(&format!("{title}, {}, {} thread(s)", isa.describe(), pool.threads()), limits, chosen)
+    }
+
+    /// A timed run, held against `limits`. Prints them and the table's head.
+    pub fn within(title: &str, limits: Limits, chosen: Vec<String>) -> Self {
         let Limits { memory_bytes, cache_bytes, f32_operations, int8_operations } = limits;
         println!(
-            "\n{title}, {}, {} thread(s). Limits: memory {}, cache {}, f32 {}, int8 {}",
-            isa.describe(),
-            pool.threads(),
+            "\n{title}. Limits: memory {}, cache {}, f32 {}, int8 {}",
             rate(memory_bytes, "B/s"),
             rate(cache_bytes, "B/s"),
             rate(f32_operations, "op/s"),
@@ -105,18 +108,22 @@ impl Bench {
 
     /// One line of the table: runs `work`, again and again if it is to be timed. Check its result before.
     pub fn line<T>(&self, name: &str, shape: &str, work: Work, mut run: impl FnMut() -> T) {
+        let runs = |count| (0..count).for_each(|_| drop(black_box(run())));
+        self.line_of_runs(name, shape, work, runs);
+    }
+
+    /// The same for what is waited for only after as many runs as it is told.
+    pub fn line_of_runs(&self, name: &str, shape: &str, work: Work, mut runs: impl FnMut(u32)) {
         let title = format!("{name} {shape}");
         if !self.chosen.is_empty() && !self.chosen.iter().any(|chosen| title.contains(chosen.as_str())) {
             return;
         }
         let Some(limits) = &self.limits else {
-            black_box(run());
+            runs(1);
             println!("{title}: runs");
             return;
         };
-        let seconds = median_seconds(|| {
-            black_box(run());
-        });
+        let seconds = median_seconds(runs);
         let (floor, by) = work.floor(limits);
         let per_second = |count: usize, unit| if count > 0 { rate(count as f64 / seconds, unit) } else { "-".into() };
         println!(
@@ -130,10 +137,10 @@ impl Bench {
 }
 
 /// Seconds of one run: the median over samples of equally many runs.
-fn median_seconds(mut run: impl FnMut()) -> f64 {
+fn median_seconds(mut run: impl FnMut(u32)) -> f64 {
     let mut sample = |runs: u32| {
         let begin = Instant::now();
-        (0..runs).for_each(|_| run());
+        run(runs);
         begin.elapsed()
     };
     sample(1); // the first touch of everything

@@ -24,14 +24,35 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         QueueFullError,
     )
+    from octavo._lint import PromptLint, lint_prompts
     from octavo._llm import LLM
     from octavo._models import resolve
-    from octavo._octavo import Anatomy, Choice, Chunk, Encoding, Result, Stats, TokenLogprobs, Usage, __version__
+    from octavo._octavo import (
+        Anatomy,
+        CacheExplanation,
+        Choice,
+        Chunk,
+        Encoding,
+        Event,
+        Events,
+        Recording,
+        Replay,
+        Result,
+        SessionEvent,
+        SessionReport,
+        Stats,
+        TokenLogprobs,
+        Usage,
+        __version__,
+    )
     from octavo._params import SamplingParams
+    from octavo._replay import replay
     from octavo._sampling import sample, sampling_probabilities
     from octavo._score import Score
+    from octavo._session import Rent, Session
     from octavo._stream import AsyncStream, Stream
     from octavo._tokenizer import Tokenizer
+    from octavo._verify import Difference, Verification
 
 # Where each public name lives. A module is imported when its first name is asked for, so `import octavo` costs nothing.
 _HOMES = {
@@ -48,12 +69,33 @@ _HOMES = {
     ),
     "_llm": ("LLM",),
     "_models": ("resolve",),
-    "_octavo": ("Anatomy", "Choice", "Chunk", "Encoding", "Result", "Stats", "TokenLogprobs", "Usage", "__version__"),
+    "_lint": ("PromptLint", "lint_prompts"),
+    "_octavo": (
+        "Anatomy",
+        "CacheExplanation",
+        "Choice",
+        "Chunk",
+        "Encoding",
+        "Event",
+        "Events",
+        "Recording",
+        "Replay",
+        "Result",
+        "SessionEvent",
+        "SessionReport",
+        "Stats",
+        "TokenLogprobs",
+        "Usage",
+        "__version__",
+    ),
     "_params": ("SamplingParams",),
+    "_replay": ("replay",),
     "_sampling": ("sample", "sampling_probabilities"),
     "_score": ("Score",),
+    "_session": ("Rent", "Session"),
     "_stream": ("AsyncStream", "Stream"),
     "_tokenizer": ("Tokenizer",),
+    "_verify": ("Difference", "Verification"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -61,28 +103,42 @@ __all__ = [
     "LLM",
     "Anatomy",
     "AsyncStream",
+    "CacheExplanation",
     "Choice",
     "Chunk",
     "DeadlineExceededError",
     "Device",
     "DeviceError",
+    "Difference",
     "Encoding",
     "EngineClosedError",
+    "Event",
+    "Events",
     "InvalidRequestError",
     "ModelLoadError",
     "OctavoError",
     "OutOfMemoryError",
+    "PromptLint",
     "QueueFullError",
+    "Recording",
+    "Rent",
+    "Replay",
     "Result",
     "SamplingParams",
     "Score",
+    "Session",
+    "SessionEvent",
+    "SessionReport",
     "Stats",
     "Stream",
     "TokenLogprobs",
     "Tokenizer",
     "Usage",
+    "Verification",
     "__version__",
     "devices",
+    "lint_prompts",
+    "replay",
     "resolve",
     "sample",
     "sampling_probabilities",

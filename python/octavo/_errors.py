@@ -26,9 +26,16 @@ class InvalidRequestError(OctavoError, ValueError):
 class QueueFullError(OctavoError):
     """As many requests are running and waiting as may; try again later."""
 
+    #: Seconds until there will be room, as far as is known.
+    retry_after: float | None = None
+
 
 class DeadlineExceededError(OctavoError, TimeoutError):
-    """``deadline_s`` passed before the answer was complete; ``partial`` holds what there was."""
+    """``deadline_s`` passed before the answer was complete; ``partial`` holds what there was. Or it was certain at once
+    that it would: requests that come first take longer. Then nothing ran, and the message says how long they take."""
+
+    #: Seconds until it would be worth asking again, when the request was not taken at all.
+    retry_after: float | None = None
 
 
 class OutOfMemoryError(OctavoError, MemoryError):
@@ -36,7 +43,7 @@ class OutOfMemoryError(OctavoError, MemoryError):
 
 
 class DeviceError(OctavoError):
-    """The device is missing or refused to work."""
+    """The device is missing, or it failed; requests that ran on it then get this."""
 
 
 class EngineClosedError(OctavoError):

@@ -18,16 +18,27 @@ from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_tex
 from octavo._progress import Progress, bar_on_terminal
 from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, is_batch, to_chat, to_engine
 from octavo._score import Score, token_pairs
+from octavo._session import Session
 from octavo._sizes import parse_bytes
 from octavo._stream import AsyncStream, Stream
 from octavo._tokenizer import checked_ids, checked_text
+from octavo._verify import Verification, verify
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from octavo._octavo import Encoding, Facts, Stats, Waker
+    from octavo._octavo import (
+        CacheExplanation,
+        Encoding,
+        Events,
+        Facts,
+        Recording,
+        SessionHandle,
+        Stats,
+        Waker,
+    )
 
 _CALL_OPTIONS = tuple(CallOptions.__slots__)
 _CHAT_OPTIONS = tuple(ChatOptions.__slots__)
@@ -45,7 +56,8 @@ class LLM:
             converted to ones that hold the same values, with a :class:`UserWarning`); ``"f32"``, ``"bf16"`` or
             ``"f16"``: decoded and rounded to the nearest; ``"q8_0"``: quantised, except matrices whose rows are no
             multiple of 32. Norms and biases are always float32.
-        kv_cache_dtype: ``"f32"``, ``"f16"``, ``"bf16"``, or ``"auto"``: f16 if weights are run quantised, else f32.
+        kv_cache_dtype: ``"f32"``, ``"f16"``, ``"bf16"``, or ``"auto"``: f16 if weights are run quantised, else f32; on
+            a GPU f16 if they are run quantised or as f16, else bf16.
         kv_cache_bytes: Bytes for the KV cache, as an int or like ``"2GiB"``; ``None``: sized from free memory.
         block_size: Positions in a block of the KV cache; a multiple of 16.
         max_model_len: Longest prompt and answer together; ``None``: what the model was made for.
@@ -160,18 +172,21 @@ class LLM:
         Args:
             prompt: Text, messages, or token ids; or a list of any of these.
             params: How to sample; for a list of prompts also a list with one for each.
-            priority: Higher goes first.
-            deadline_s: Seconds after which the answer is worth nothing.
+            priority: Higher goes first. Ten seconds of waiting are worth one level.
+            deadline_s: Seconds after which the answer is worth nothing. Refused at once if the requests that certainly
+                come first take longer than that.
             cache_salt: Namespace of cached prefixes; requests share blocks only within one.
-            user: Whose request it is. Kept with the request; it does not change its turn yet.
+            user: Whose request it is. Users who wait at the same time are served alike, by the work that is done for
+                them: tokens, and room in the KV cache. Without it, all requests are one user's.
             tools, documents, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs,
                 chat_template_content_format: How messages become a prompt; see :meth:`render`.
             **overrides: Fields of :class:`SamplingParams` for this call, such as ``max_tokens=8``.
 
         Raises:
             InvalidRequestError: The prompt or a parameter is impossible.
-            QueueFullError: There is no room to wait; try again later.
-            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`.
+            QueueFullError: There is no room to wait; try again after ``error.retry_after`` seconds.
+            DeadlineExceededError: ``deadline_s`` passed; ``error.partial`` is the unfinished :class:`Result`, or
+                ``None`` if it was refused.
             EngineClosedError: The model was closed.
         """
         call = _Call(params, keywords)
@@ -222,7 +237,14 @@ class LLM:
         return AsyncStream(lambda waker: self._submit(prompt, call, every_token=True, waker=waker))
 
     def _submit(
-        self, prompt: Any, call: _Call, *, at: int | None = None, every_token: bool = False, waker: Waker | None = None
+        self,
+        prompt: Any,
+        call: _Call,
+        *,
+        at: int | None = None,
+        every_token: bool = False,
+        waker: Waker | None = None,
+        session: SessionHandle | None = None,
     ) -> Ticket:
         # Whether the engine takes more, or is there at all, is not about this prompt.
         with nullcontext() if at is None else naming("prompt", at, InvalidRequestError):
@@ -232,6 +254,7 @@ class LLM:
                 call.options,
                 every_token=every_token,
                 waker=waker,
+                session=session,
             )
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
@@ -357,6 +380,77 @@ class LLM:
             return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before))
 
         return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score", "continuation")
+
+    # ---- the cache -----------------------------------------------------------------------------------------------
+
+    def session(self, *, ttl_s: float = 600.0, cache_salt: str = "") -> Session:
+        """Begin a conversation that keeps its blocks between turns, so that each turn computes only what is new:
+
+            with llm.session(ttl_s=600) as session:
+                result = session.generate(messages)
+
+        Args:
+            ttl_s: Seconds after a turn for which its blocks are kept; they are given up earlier where a running request
+                needs them (see :class:`octavo.Session`).
+            cache_salt: Namespace of cached prefixes for all turns.
+        """
+        handle = self._engine.open_session(float(ttl_s), cache_salt)
+
+        def submit(prompt: Any, params: Any, keywords: dict[str, Any], **how: Any) -> Ticket:
+            return self._submit(prompt, _Call(params, keywords), **how)
+
+        return Session(handle, submit, lambda prompt, held: self._engine.explain(to_engine(prompt), "", held))
+
+    def explain_cache(self, prompt: Prompt, *, cache_salt: str = "", **options: Any) -> CacheExplanation:
+        """How much of a prompt is cached, and why not more: the first token that differs, when it was evicted, or that
+        nobody has sent it. Only what is cached under this ``cache_salt`` enters, so it tells nothing of others.
+
+        Args:
+            prompt: Text, messages, or token ids.
+            cache_salt: Namespace of cached prefixes.
+            **options: How messages become a prompt; see :meth:`render`.
+        """
+        return self._engine.explain(to_engine(prompt, ChatOptions(**options)), cache_salt, None)
+
+    def verify(self, result: Result) -> Verification:
+        """Ask for an answer again, alone, and compare tokens, log-probabilities and ends bit for bit.
+
+        Every choice is run again with its own seed, nothing of its prompt coming from the cache and one after another;
+        others' requests may run beside it, for they change nothing. An answer that was given up, or whose deadline
+        passed, is compared up to where it got. ``result`` may also come from another :class:`LLM` that runs the same
+        model, with whatever settings.
+
+        Returns:
+            A :class:`Verification`: true if all is equal; ``print`` says what was compared, or the first difference.
+        """
+        return verify(self._engine, result)
+
+    # ---- watching --------------------------------------------------------------------------------------------------
+
+    def record(self, path: str | os.PathLike[str]) -> Recording:
+        """Record, from now on, all that goes into the scheduler and all that it decides, in a file that :func:`replay`
+        and ``octavo replay`` play again: every request with its prompt and parameters, when it came, who was in each
+        step, each token that was drawn.
+
+        Nobody may be running or waiting and no session be open, and the prefix cache is emptied: the log is the whole
+        story. The engine never waits for the disk; one that is too slow loses the rest, and the log says so. The
+        recording ends with :meth:`Recording.close`, its ``with`` block, or the engine. **The log holds prompts and
+        answers as token ids: keep it as you would keep them.**
+
+        Raises:
+            OctavoError: Requests are in flight, a session is open, or another recording is under way.
+            OSError: The file cannot be written.
+        """
+        return self._engine.record(path)
+
+    def events(self, capacity: int = 10_000) -> Events:
+        """Read what happens, from now on: requests that queue, are admitted, get their first token, are preempted, end;
+        blocks that the prefix cache stores and removes. ``for event in llm.events(): …``
+
+        Any number of readers may read; without any, nothing is noted down. A reader that is more than ``capacity``
+        events behind loses the oldest; see :attr:`Events.dropped`. Dropping or closing the reader ends it.
+        """
+        return self._engine.events(capacity)
 
     # ---- the engine ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable
-from typing import Literal, final
+from pathlib import Path
+from typing import Any, Literal, final
 
 from numpy import float64
 from numpy.typing import NDArray
@@ -50,6 +51,24 @@ class Chunk:
         """Why the answer ended, with its last part."""
 
 @final
+class Preemption:
+    """What it cost a request to lose its blocks."""
+
+    @property
+    def at_s(self) -> float:
+        """When, in seconds since it arrived."""
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens whose keys and values were given up."""
+    @property
+    def recomputed_tokens(self) -> int:
+        """Of these, those that were computed again; the others were still in the cache."""
+    @property
+    def lost_s(self) -> float:
+        """Seconds until it had again what it had, or ended, or lost its blocks once more."""
+    def to_dict(self) -> dict[str, object]: ...
+
+@final
 class Anatomy:
     """Where a request's time and memory went. The times are a partition of its life on one monotonic clock: exclusive,
     in whole nanoseconds, and their sum is the whole. ``print`` draws it."""
@@ -80,6 +99,10 @@ class Anatomy:
     def ttft_s(self) -> float | None:
         """Time to first token: tokenize + queue + prefill."""
     @property
+    def predicted_ttft_s(self) -> float | None:
+        """What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
+        engine was lately; ``None``: nothing was known yet."""
+    @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first."""
     @property
@@ -106,6 +129,9 @@ class Anatomy:
     def preemptions(self) -> int:
         """How often its blocks were taken away."""
     @property
+    def preempted(self) -> list[Preemption]:
+        """What that cost, each time."""
+    @property
     def neighbours(self) -> float:
         """Other sequences in its steps, on average."""
     @property
@@ -113,6 +139,11 @@ class Anatomy:
         """The rent of the KV cache: blocks times how long they were held; a shared block is split among its holders."""
     @property
     def byte_seconds(self) -> float: ...
+    @property
+    def kept(self) -> str | None:
+        """For a turn of a :class:`octavo.Session`: what became of what the turn before had left. ``resumed``: this one
+        went on from it, and ``cached_tokens`` is how much it was; ``diverged``: it has other tokens, and only whole
+        blocks were looked for; ``expired``, ``evicted``, ``over_limit``: it was given up before this turn came."""
     def to_dict(self) -> dict[str, object]: ...
 
 @final
@@ -144,6 +175,12 @@ class Choice:
     @property
     def stop_reason(self) -> str | int | None:
         """The stop string or stop token that ended it; ``None`` for the model's own end."""
+    @property
+    def seed(self) -> int:
+        """Of its coins, also when the request brought none: a request with this seed (and ``n=1``) gives it again."""
+    @property
+    def request_id(self) -> int:
+        """Its name inside the engine, as in :class:`octavo.Event`."""
     @property
     def anatomy(self) -> Anatomy: ...
 
@@ -257,7 +294,13 @@ class Stats:
         """Blocks that nobody holds and whose contents a new prompt may still find."""
     @property
     def blocks_owned(self) -> int:
-        """Blocks that running sequences hold."""
+        """Blocks that running sequences and sessions hold."""
+    @property
+    def blocks_pinned(self) -> int:
+        """Blocks that sessions hold between turns, at most half of all; one that several hold counts for each."""
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open."""
     @property
     def steps(self) -> int: ...
     @property
@@ -324,6 +367,97 @@ class Ticket:
     def prompt_token_ids(self) -> list[int]: ...
 
 @final
+class SessionEvent:
+    """Something that has happened to what a session keeps."""
+
+    @property
+    def at_s(self) -> float:
+        """Seconds after the session was opened."""
+    @property
+    def kind(self) -> str:
+        """``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for
+        it has other tokens; ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
+        sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
+        ``lost``: the turn failed; ``closed``."""
+    @property
+    def tokens(self) -> int:
+        """How many tokens it kept; of ``diverged`` how many of them the turn has too."""
+    @property
+    def blocks(self) -> int: ...
+
+@final
+class SessionReport:
+    """A session as it stands."""
+
+    @property
+    def tokens_held(self) -> int: ...
+    @property
+    def blocks_held(self) -> int: ...
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of the KV cache that it holds now, while no turn runs."""
+    @property
+    def byte_seconds(self) -> float:
+        """What it cost so far: bytes times how long it held them between turns; what several hold is split."""
+    @property
+    def expires_in_s(self) -> float | None:
+        """Until what it holds is given up; ``None``: it holds nothing."""
+    @property
+    def events(self) -> list[SessionEvent]:
+        """What has happened, oldest first; the latest 64."""
+    @property
+    def forgotten_events(self) -> int:
+        """How many there were before these."""
+
+@final
+class SessionHandle:
+    """A session of an engine. Dropping it closes it."""
+
+    def report(self) -> SessionReport | None:
+        """``None``: it is closed."""
+    @property
+    def id(self) -> int: ...
+    @property
+    def running(self) -> bool:
+        """Whether a turn is."""
+    def close(self) -> None: ...
+
+@final
+class CacheExplanation:
+    """What a prompt would find in the cache, and why not more. ``print`` says it in a sentence."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int:
+        """How many of them would be found. The last is always computed: its logits choose the next token."""
+    @property
+    def lost_tokens(self) -> int:
+        """How many are to be computed, but for the last."""
+    @property
+    def lost_ms(self) -> float | None:
+        """About how long that takes, from what prompts took lately; ``None``: none was read yet."""
+    @property
+    def reason(self) -> str:
+        """``complete``: nothing is lost; ``differs``: what is cached goes on otherwise, see ``differs_at``;
+        ``evicted``: it was there, see ``evicted_s_ago``; ``not_yet_filled``: a running request is computing it;
+        ``shorter_than_block``: what is left does not fill a block; ``never_seen``: nothing that is cached goes on like
+        this; ``empty_namespace``: nothing is cached under this ``cache_salt``; ``disabled``: prefix caching is off."""
+    @property
+    def differs_at(self) -> int | None:
+        """The first token that differs."""
+    @property
+    def prompt_text(self) -> str | None:
+        """The prompt's text from that token on, as far as ``cached_text`` goes."""
+    @property
+    def cached_text(self) -> str | None:
+        """What is cached instead, to the end of a block."""
+    @property
+    def evicted_s_ago(self) -> float | None: ...
+    @property
+    def block_size(self) -> int: ...
+
+@final
 class Engine:
     """A loaded model and the thread that runs it."""
 
@@ -343,14 +477,131 @@ class Engine:
         score_from: int | None = None,
         every_token: bool = False,
         waker: Waker | None = None,
+        session: SessionHandle | None = None,
     ) -> Ticket: ...
+    def submit_again(self, result: Result, choice: int) -> Ticket:
+        """Asks for one choice of a finished request again, with its seed and without sharing anything."""
+    def open_session(self, ttl_s: float, cache_salt: str) -> SessionHandle: ...
+    def explain(
+        self, prompt: str | list[int] | Chat, cache_salt: str, session: SessionHandle | None
+    ) -> CacheExplanation: ...
     def token_ids(self, prompt: str | list[int] | Chat) -> list[int]: ...
     def tokenize(self, text: str, *, special: bool, add_special_tokens: bool) -> Encoding: ...
     def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
     def render(self, chat: Chat) -> tuple[str, list[int]]: ...
     def stats(self) -> Stats: ...
+    def record(self, path: str | os.PathLike[str]) -> Recording: ...
+    def events(self, capacity: int) -> Events: ...
     def close(self) -> None: ...
 
+@final
+class Event:
+    """Something that happened in an engine.
+
+    ``type`` is ``queued``, ``admitted``, ``first_token``, ``preempted`` or ``finished`` of a request; ``session`` of
+    what a session keeps; or ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the words of
+    vLLM's KV events.
+    """
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def sequence_number(self) -> int:
+        """Counts all events of the engine since somebody first read: what lies between two, this reader has lost."""
+    @property
+    def time_ns(self) -> int:
+        """When, on the engine's clock (nanoseconds since it was loaded); to the edge of a step."""
+    @property
+    def request_id(self) -> int | None:
+        """Whose, as in :attr:`Choice.request_id`."""
+    def to_dict(self) -> dict[str, Any]:
+        """``type`` and all that belongs to it: ``request_id``, ``user``, ``prompt_tokens``, ``cached_tokens``,
+        ``computed_tokens``, ``completion_tokens``, ``finish_reason``; ``session_id``, and ``kind``, ``tokens``,
+        ``blocks`` as in :class:`SessionEvent`; ``block_hashes`` (64 bits of a hash over all
+        tokens up to the block's end and the ``cache_salt``), ``parent_block_hash``, ``token_ids``, ``block_size``,
+        ``group_idx`` (of layers that see equally far back), ``medium``."""
+
+@final
+class Events:
+    """A reader of an engine's events. Iterating waits for the next one, and ends when the engine or the reader is
+    closed."""
+
+    def __iter__(self) -> Events: ...
+    def __next__(self) -> Event: ...
+    def next(self, patience_s: float | None = None) -> Event | None:
+        """The next event, waiting up to ``patience_s`` for it (``None``: for ever); ``None``: there is none, yet or any
+        more."""
+    def take(self) -> list[Event]:
+        """All that are there."""
+    @property
+    def dropped(self) -> int:
+        """Events that were lost, the oldest first, because there were more than ``capacity`` unread ones."""
+    def close(self) -> None:
+        """Ends the telling; what is there can still be read."""
+    def __enter__(self) -> Events: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class Recording:
+    """A recording under way, or ended. It goes on until :meth:`close`, the end of its ``with`` block, or of the
+    engine."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def entries(self) -> int:
+        """Entries so far."""
+    @property
+    def lost(self) -> int:
+        """Entries that the disk was too slow for: a replay ends where the first of them would be."""
+    def close(self) -> None:
+        """Ends it, and returns when all is in the file. Warns (:class:`UserWarning`) if entries were lost.
+
+        Raises:
+            OSError: The file could not be written.
+        """
+    def __enter__(self) -> Recording: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class Replay:
+    """What a replay has found. True if all that the log has came out again; ``print`` says so, or the first
+    difference."""
+
+    @property
+    def model(self) -> Path:
+        """Where the model was."""
+    @property
+    def recorded_on(self) -> str:
+        """Device, instruction set, threads."""
+    @property
+    def replayed_on(self) -> str | None:
+        """Likewise; ``None``: the log's own tokens were taken."""
+    @property
+    def requests(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def span_s(self) -> float:
+        """From the log's first entry to its last."""
+    @property
+    def difference(self) -> str | None:
+        """Step, request, what the log has and what was found."""
+    @property
+    def incomplete(self) -> str | None:
+        """Why the log has no more than this, if it is not complete."""
+    def __bool__(self) -> bool: ...
+
+def replay(
+    path: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | None,
+    schedule_only: bool,
+    threads: int | None,
+    check: bool,
+) -> Replay: ...
 def sampling_probabilities(
     logits: bytes, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int]
 ) -> bytearray:

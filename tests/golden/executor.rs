@@ -44,6 +44,11 @@ fn entry(draw: bool, prompt_logprobs: Option<usize>, prompt_next: &[u32], logits
     Entry { id: RequestId(1), draw, guide: None, prompt_logprobs, prompt_next: prompt_next.to_vec(), logits }
 }
 
+/// A batch that draws greedily after one prompt.
+pub fn greedy(ids: &[u32]) -> Batch {
+    batch(&[(ids, entry(true, None, &[], LogitRows::None))])
+}
+
 fn outputs(executor: &mut impl Executor, batch: &Batch) -> Vec<EntryOutput> {
     executor.launch(batch).unwrap();
     executor.collect().unwrap().entries

@@ -91,6 +91,7 @@ pub fn check_on_cuda(case: &impl Case, activations: Activations, tolerance: Tole
     let want = case.run(&mut reference(activations));
     for mut backend in cuda_backends() {
         let got = case.run(&mut backend);
+        assert_eq!(backend.failure(), None, "{}", case.name());
         assert_near(&format!("{} on {}", case.name(), backend.describe()), &got, &want, tolerance);
     }
 }

@@ -316,3 +316,33 @@ fn scale_and_cap() {
         }
     }
 }
+
+/// Ties, both zeros, what is no logit and rows without any, at every place of a row.
+#[test]
+fn the_largest_of_a_row_is_found() {
+    let random = &mut Random::new(11);
+    for width in [1, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 20_000] {
+        let rows = 9;
+        let mut x: Vec<f32> = (0..rows * width).map(|_| random.below(1 + width / 2) as f32 - width as f32).collect();
+        let places: Vec<usize> = (0..rows).map(|row| row * width + random.below(width)).collect();
+        (x[places[1]], x[places[2]]) = (-0.0, 0.0);
+        x[(places[2] + 1).min(3 * width - 1)] = -0.0;
+        (x[places[3]], x[places[4]], x[places[5]]) = (f32::NAN, f32::INFINITY, -f32::NAN);
+        x[6 * width..7 * width].fill(f32::NEG_INFINITY);
+        x[7 * width..8 * width].fill(f32::NEG_INFINITY);
+        x[places[7]] = f32::MIN;
+        let wanted: Vec<u32> = x
+            .chunks(width)
+            .map(|row| {
+                let most = row.iter().fold(f32::NEG_INFINITY, |most, &value| most.max(value));
+                let none = row.iter().any(|value| value.is_nan()) || most.is_infinite();
+                if none { u32::MAX } else { row.iter().position(|&value| value == most).unwrap() as u32 }
+            })
+            .collect();
+        assert_eq!(wanted.iter().filter(|&&index| index == u32::MAX).count(), 4);
+        for mut backend in cuda_backends() {
+            let values = upload(&mut backend, &x, width);
+            assert_eq!(backend.largest(&values, rows, width), Some(&wanted[..]), "width {width}");
+        }
+    }
+}

@@ -99,7 +99,7 @@ def test_doctor_says_that_nothing_will_run() -> None:
 
 
 def test_help_is_plain_text() -> None:
-    for name in ("chat", "run", "pull", "inspect", "doctor"):
+    for name in ("chat", "run", "pull", "inspect", "replay", "lint-prompts", "doctor"):
         done = command(name, "--help")
         assert done.returncode == 0, done.stderr
         assert f"octavo {name}: " in done.stdout

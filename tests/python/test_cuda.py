@@ -1,13 +1,19 @@
-"""GPUs as a user without one meets them: nothing is needed, and what is missing is said."""
+"""GPUs: as a user without one meets them (nothing is needed, and what is missing is said), and the CUDA backend behind
+the public API, on the CPU."""
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import octavo
+from conftest import ORACLE, ROOT, fingerprint
 from octavo import _octavo
 
 
@@ -49,5 +55,60 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason(tiny_path: str) ->
         octavo.LLM(tiny_path, device="cuda", progress=False)
     said = str(refused.value)
     assert "libcuda.so.1" in said or "nvcc" in said or "driver knows 0" in said
-    with pytest.raises(octavo.DeviceError, match="'gpu'.*\"cuda\""):
+    with pytest.raises(octavo.DeviceError, match=r'"gpu".*"cuda"'):
         octavo.LLM(tiny_path, device="gpu")
+
+
+MODELS = ["llama-q8_0", "gemma3-q8_0", "qwen3moe-f16"]
+PROMPTS = [[5 + (7 * i + j) % 60 for j in range(length)] for i, length in enumerate((1, 15, 16, 17, 40, 70))]
+
+
+def opened(name: str, device: str) -> octavo.LLM:
+    path = ORACLE / "gguf" / f"{name}.gguf"
+    return octavo.LLM(
+        path, device=device, kv_cache_bytes="2MiB", kv_cache_dtype="f32", max_num_seqs=4, max_num_batched_tokens=32
+    )
+
+
+@pytest.fixture(scope="module")
+def cuda_device() -> str:
+    """A GPU where there is one, else the CPU with a GPU's kernels."""
+    gpus = [device.name for device in octavo.devices()[1:] if device.problem is None]
+    if gpus:
+        return gpus[0]
+    try:
+        opened(MODELS[0], "cuda-shim").close()
+    except octavo.DeviceError as error:
+        if os.environ.get("OCTAVO_TEST_CUDA_SHIM"):
+            raise
+        pytest.skip(f"the CUDA backend behind the public API: {error}")
+    return "cuda-shim"
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest, cuda_device: str) -> Iterator[tuple[octavo.LLM, octavo.LLM]]:
+    """One model on the CUDA backend, and on the reference."""
+    with opened(request.param, cuda_device) as cuda, opened(request.param, "reference") as reference:
+        yield cuda, reference
+
+
+def test_the_cuda_backend_says_what_the_reference_says(pair: tuple[octavo.LLM, octavo.LLM]) -> None:
+    greedy = octavo.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    drawn = octavo.SamplingParams(temperature=1.0, top_k=20, seed=3, max_tokens=12, ignore_eos=True)
+    for params in (greedy, drawn):
+        cuda, reference = ([result.token_ids for result in llm.generate(PROMPTS, params)] for llm in pair)
+        assert cuda == reference
+
+
+def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(pair: tuple[octavo.LLM, octavo.LLM]) -> None:
+    params = octavo.SamplingParams(temperature=0.7, seed=1, logprobs=2, ignore_eos=True, max_tokens=8)
+    together = pair[0].generate(PROMPTS, params)
+    alone = [pair[0].generate(prompt, params) for prompt in PROMPTS]
+    assert [fingerprint(result) for result in together] == [fingerprint(result) for result in alone]
+
+
+def test_the_bench_for_devices_runs(cuda_device: str) -> None:
+    bench = [sys.executable, ROOT / "benches" / "device.py", "qwen3-8b", "--tiny", "--device", cuda_device]
+    done = subprocess.run(bench, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ms a step") == 4

@@ -52,6 +52,9 @@ def test_errors_are_also_the_built_in_ones() -> None:
             assert issubclass(getattr(octavo, name), octavo.OctavoError)
 
 
+SPECIAL = {"__new__", "__len__", "__bool__", "__iter__", "__next__", "__enter__", "__exit__"}
+
+
 def test_the_stub_is_the_module() -> None:
     """Every class, member and parameter of the extension is in its stub under the same name, and nothing else is."""
     stub = (Path(octavo.__file__).parent / "_octavo.pyi").read_text()
@@ -75,7 +78,7 @@ def test_the_stub_is_the_module() -> None:
         found = getattr(_octavo, name)
         if not inspect.isclass(found):
             continue
-        special = {"__new__", "__len__"} & set(vars(found))
+        special = SPECIAL & set(vars(found))
         assert {member for member in vars(found) if not member.startswith("_")} | special == members[name], name
         for member in members[name] - special:
             value = getattr(found, member)

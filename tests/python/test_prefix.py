@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -60,20 +61,36 @@ def test_prompt_logprobs_are_the_same_on_a_hit_and_in_chunks(model: str, fresh: 
             assert bits(got[1:]) == bits(wanted[1:])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ending", ["stop", "cancel", "length"])
-def test_whatever_ended_the_one_before(model: str, fresh: octavo.LLM, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["stop", "stop string", "cancel", "deadline", "length", "several"])
+@pytest.mark.parametrize("ended", [13, 14, 15])
+def test_whatever_ended_the_one_before(model: str, fresh: octavo.LLM, ending: str, ended: int) -> None:
+    """It ends with 63, 64 or 65 tokens known (a deadline: wherever it is), and the next turn goes on around there."""
     first = tokens(50)
+    params = replace(PARAMS, max_tokens=ended if ending == "length" else 24)
+    told = fresh.generate(first, params, max_tokens=24).token_ids
     with octavo.LLM(model, kv_cache_bytes="16MiB") as llm:
-        told = llm.generate(first, PARAMS).token_ids
-        with llm.stream(first, PARAMS, stop_token_ids=[told[6]] if ending == "stop" else None) as stream:
-            for count, _ in enumerate(stream):
-                if ending == "cancel" and count == 6:
-                    stream.cancel()
+        if ending == "stop":
+            params = replace(params, stop_token_ids=[told[ended - 1]])
+        elif ending == "stop string":
+            params = replace(params, stop=[fresh.detokenize(told[ended - 1 : ended + 1])])
+        elif ending == "several":
+            params = replace(params, n=3, max_tokens=ended)
+        elif ending == "deadline":
+            params = replace(params, max_tokens=1000)
+        if ending == "deadline":
+            with pytest.raises(octavo.DeadlineExceededError) as late:
+                llm.generate(first, params, deadline_s=0.02)
+            assert late.value.partial is not None
+            told = max(told, late.value.partial.token_ids, key=len)
+        else:
+            with llm.stream(first, params) as stream:
+                for count, _ in enumerate(stream, start=1):
+                    if ending == "cancel" and count == ended:
+                        stream.cancel()
         settled(llm)
-        # The next turn: the prompt, what was answered, and something new.
-        for answered in OFFSETS[:3]:
+        for answered in (0, 1, 13, 14, 15, len(told)):
             prompt = first + told[:answered] + tokens(9, family=3)
-            assert fingerprint(llm.generate(prompt, PARAMS)) == fingerprint(fresh.generate(prompt, PARAMS))
+            assert fingerprint(llm.generate(prompt, PARAMS)) == fingerprint(fresh.generate(prompt, PARAMS)), answered
 
 
 def test_preemption_changes_nothing(model: str, fresh: octavo.LLM) -> None:
@@ -91,6 +108,12 @@ def test_preemption_changes_nothing(model: str, fresh: octavo.LLM) -> None:
         with small as llm:
             got = llm.generate(prompts, PARAMS, max_tokens=60)
             preemptions = llm.stats().preemptions
+            costs = [cost for result in got for cost in result.anatomy.preempted]
+            assert len(costs) == preemptions
+            assert all(cost.lost_tokens >= cost.recomputed_tokens and cost.lost_s > 0 for cost in costs)
+            for result in got:  # what they left behind is right as well
+                turn = [*result.prompt_token_ids, *result.token_ids[:30], 9, 8, 7]
+                assert fingerprint(llm.generate(turn, PARAMS)) == fingerprint(fresh.generate(turn, PARAMS))
         break
     # Local layers alone hold so little that it may or may not come to it.
     assert preemptions or "mistral-swa" in model, "the case needs a cache that is too small"

@@ -10,19 +10,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+def run(*command: str, folder: Path | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_readmes_python_runs(smollm2: str) -> None:
+def test_the_readmes_python_runs(smollm2: str, tmp_path: Path) -> None:
     assert smollm2  # it is in the cache, so nothing is fetched here
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    told = [run(sys.executable, "-c", block) for block in blocks]
+    told = [run(sys.executable, "-c", block, folder=tmp_path) for block in blocks]
     assert "first token after" in told[0]
     assert re.match(r"-\d\.\d+ True\n-\d+\.\d+ False\n", told[1])
     assert re.search(r"{'name': .+, 'age': \d+}\n (yes|no)\n", told[2])
+    assert re.search(
+        r"^\d+ resumed Rent\(.*\[.*resumed.*\]\n\d+ of \d+ tokens are cached", told[3], re.MULTILINE | re.DOTALL
+    )
+    for said in ("'finished'", "equal to a run alone, bit for bit", "exactly those of the log"):
+        assert said in told[4]
 
 
 def test_the_online_bench_runs(smollm2: str) -> None:

@@ -1,5 +1,7 @@
 //! The KV cache's books against plain lists: a list of what is remembered, searched from the front, and a list of idle
-//! blocks in the order in which they were given back.
+//! blocks in the order in which they were given back, each with how often it was used and when last.
+
+use std::sync::Arc;
 
 use octavo::kv::{BlockId, BlockTable, Found, KvCache, KvLayout, PrefixChain};
 use octavo::request::Time;
@@ -27,6 +29,11 @@ struct Model {
     remembered: Vec<(Name, BlockId)>,
     /// Least recently used first.
     idle: Vec<BlockId>,
+    /// Of every block how often what is in it was used, and when last; of names that were forgotten how often.
+    uses: Vec<(u32, u64)>,
+    forgotten: Vec<(Name, u32)>,
+    /// Blocks taken and shared.
+    clock: u64,
 }
 
 impl Model {
@@ -37,14 +44,35 @@ impl Model {
         let used = |id: &usize| self.owners[*id] > 0 || self.is_remembered(BlockId(*id as u32));
         (0..self.owners.len()).filter(|id| !used(id)).count()
     }
-    fn take(&mut self, block: BlockId) {
+    fn take(&mut self, block: BlockId, worth: u64) {
         assert_eq!(self.owners[block.0 as usize], 0, "{block:?} has an owner");
         if self.is_remembered(block) {
             assert_eq!(self.free(), 0, "evicts although blocks are free");
-            assert_eq!(block, self.idle.remove(0), "not the least recently used");
-            self.remembered.retain(|known| known.1 != block);
+            let turn = |&&idle: &&BlockId| {
+                let (uses, touched) = self.uses[idle.0 as usize];
+                (touched + worth * u64::from(uses.ilog2()), uses.ilog2())
+            };
+            assert_eq!(self.idle.iter().min_by_key(turn), Some(&block), "it was another one's turn");
+            self.idle.retain(|&idle| idle != block);
+            let uses = self.uses[block.0 as usize].0;
+            let named = self.remembered.extract_if(.., |known| known.1 == block);
+            self.forgotten.extend(named.map(|(name, _)| (name, uses)));
         }
+        self.clock += 1;
         self.owners[block.0 as usize] = 1;
+        self.uses[block.0 as usize] = (0, self.clock);
+    }
+    fn share(&mut self, block: BlockId) {
+        self.idle.retain(|&idle| idle != block);
+        self.owners[block.0 as usize] += 1;
+        self.clock += 1;
+        self.uses[block.0 as usize] = (self.uses[block.0 as usize].0 + 1, self.clock);
+    }
+    fn remember(&mut self, name: Name, block: BlockId) {
+        let before = self.forgotten.iter().position(|forgotten| forgotten.0 == name);
+        let before = before.map_or(0, |index| self.forgotten.remove(index).1);
+        self.uses[block.0 as usize].0 = before + 1;
+        self.remembered.push((name, block));
     }
     fn named(&self, salt: usize, group: usize, prefix: &[u32]) -> Option<BlockId> {
         let is_it = |known: &&(Name, BlockId)| known.0 == (salt, group, prefix.to_vec());
@@ -68,6 +96,7 @@ impl Model {
         self.owners[block.0 as usize] -= 1;
         if self.owners[block.0 as usize] == 0 && self.is_remembered(block) {
             self.idle.push(block);
+            self.uses[block.0 as usize].1 = self.clock;
         }
     }
 }
@@ -91,7 +120,7 @@ fn play(seed: u64) -> (usize, usize) {
     let layout = KvLayout { block_size: coins.within(1, 3), windows };
     let blocks = coins.within(1, 24) * layout.groups();
     let mut kv = KvCache::new(blocks, layout.clone());
-    let mut model = Model { owners: vec![0; blocks], ..Default::default() };
+    let mut model = Model { owners: vec![0; blocks], uses: vec![(0, 0); blocks], ..Default::default() };
     let mut holders: Vec<Holder> = Vec::new();
     let (mut now, mut rents, mut owned_ns) = (0, 0, 0);
     let (mut evictions, mut hits) = (0, 0);
@@ -108,10 +137,7 @@ fn play(seed: u64) -> (usize, usize) {
                 assert_eq!(found, model.find(salt, &holder.tokens, &layout), "the longest remembered prefix");
                 hits += found.len;
                 kv.share(&mut holder.table, &found, Time(now));
-                for block in found.blocks() {
-                    model.idle.retain(|&idle| idle != block);
-                    model.owners[block.0 as usize] += 1;
-                }
+                found.blocks().for_each(|block| model.share(block));
                 holders.push(holder);
             }
             1 if !holders.is_empty() => {
@@ -120,12 +146,13 @@ fn play(seed: u64) -> (usize, usize) {
                 let before = holder.table.len();
                 let needed = layout.entries(holder.tokens.len()).saturating_sub(before) * layout.groups();
                 let available = model.free() + model.idle.len();
+                let worth = kv.pool().habit().worth_of_doubling();
                 assert_eq!(kv.grow(&mut holder.table, holder.tokens.len(), Time(now)), needed <= available);
                 for entry in before..holder.table.len() {
                     for group in (0..layout.groups()).rev() {
                         let block = holder.table.blocks(group)[entry];
                         evictions += usize::from(model.is_remembered(block));
-                        model.take(block);
+                        model.take(block, worth);
                     }
                 }
                 let grown = holder.table.len() - before;
@@ -176,12 +203,12 @@ fn publish(kv: &mut KvCache, model: &mut Model, holder: &mut Holder) {
     let size = kv.layout().block_size;
     for index in 0..table.len().min(tokens.len() / size) {
         let key = chain.key(index, SALTS[*salt], |block| tokens[block * size..][..size].to_vec());
-        kv.publish(table, index, key);
+        kv.publish(table, index, key, || (key, Arc::default()));
         for group in 0..kv.layout().groups() {
             let (block, prefix) = (table.blocks(group)[index], &tokens[..(index + 1) * size]);
             let is_new = block != BlockId::NONE && !model.is_remembered(block);
             if is_new && model.named(*salt, group, prefix).is_none() {
-                model.remembered.push(((*salt, group, prefix.to_vec()), block));
+                model.remember((*salt, group, prefix.to_vec()), block);
             }
         }
     }

@@ -459,6 +459,9 @@ fn the_last_in_order_is_preempted_and_the_first_never() {
     world.finish(1000);
     let records: Vec<_> = (0..3).map(|id| world.outcome(RequestId(id)).record().clone()).collect();
     assert_eq!(records[0].preemptions, 0);
+    for cost in records.iter().flat_map(|record| &record.preempted) {
+        assert!(cost.lost_tokens > 0 && cost.lost_ns > 0 && cost.recomputed_tokens <= cost.lost_tokens, "{cost:?}");
+    }
     assert!(records[2].preemptions > 0 && records[2].stages.decode.preempted > 0, "{records:?}");
     assert!(records[0].finished < records[2].finished);
     for request in &requests {
@@ -638,11 +641,20 @@ fn a_long_prompt_holds_running_requests_up_no_longer_than_the_target() {
         world.submit(request(id, &prompt(id, 40), 2000));
     }
     let long = world.submit(request(100, &prompt(100, 30_000), 2));
-    let mut steps = 0;
+    let (mut steps, mut shorts) = (0, Vec::new());
     while world.outcome(long).end.is_none() {
+        if steps % 250 == 50 {
+            shorts.push(world.submit(request(1000 + steps, &prompt(steps, 20), 1)));
+        }
         world.step();
         steps += 1;
         assert!(steps < 4000, "the long one gets on");
+    }
+    assert!(shorts.len() >= 4);
+    for short in shorts {
+        // A few steps of the target's length, though thousands of tokens were before it.
+        let ttft = world.outcome(short).record().ttft_ns().expect("short ones overtake a long one");
+        assert!(ttft <= 12 * target, "{short}: {ttft} ns");
     }
     world.finish(2000);
     for id in 0..16 {

@@ -1,7 +1,13 @@
 //! The scheduler over a simulated executor: whole histories in no time, every invariant checked after every step.
 
 mod blocks; // the KV cache's books against plain lists
+mod cache; // which blocks are kept, beside the ideal and the floor
+mod explain; // what the cache says about a prompt
+mod fair; // turns, shares and how long anyone waits
+mod forecast; // what a request is told at the door
 mod histories; // thousands of random days
 mod laws; // named cases
+mod record; // the flight recorder
+mod sessions; // what conversations keep
 mod scale; // a step's cost
 mod world; // the harness

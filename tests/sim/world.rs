@@ -7,6 +7,7 @@ use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::execute::{Batch, Executor, StepOutput};
 use octavo::kv::KvLayout;
 use octavo::observe::anatomy::RequestRecord;
+use octavo::observe::record::LogWriter;
 use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, TokenLogprobs, Wanted};
 use octavo::schedule::{Command, Event, Scheduler, SchedulerConfig};
 
@@ -62,6 +63,8 @@ pub struct World {
     pub failing: BTreeSet<RequestId>,
     /// Walk the whole pool after every change.
     pub checked: bool,
+    /// All that the scheduler is told and decides, if that is wanted.
+    pub log: Option<LogWriter>,
     launched: Option<(Batch, StepOutput)>,
 }
 
@@ -88,6 +91,7 @@ impl World {
             outcomes: BTreeMap::new(),
             failing: BTreeSet::new(),
             checked: true,
+            log: None,
             launched: None,
         }
     }
@@ -101,6 +105,9 @@ impl World {
     }
 
     pub fn apply(&mut self, command: Command) {
+        if let Some(log) = &mut self.log {
+            log.command(&command, self.now);
+        }
         self.scheduler.apply(command, self.now);
         self.settle();
     }
@@ -126,6 +133,9 @@ impl World {
     /// First half of a step.
     pub fn launch(&mut self) -> Option<&Batch> {
         let batch = self.scheduler.schedule(self.now);
+        if let Some(log) = &mut self.log {
+            log.planned(batch.as_ref(), self.now);
+        }
         self.settle();
         let batch = batch?;
         let before = self.executor.elapsed_ns();
@@ -143,6 +153,9 @@ impl World {
     /// Second half.
     pub fn commit(&mut self) {
         let (batch, output) = self.launched.take().expect("a step is under way");
+        if let Some(log) = &mut self.log {
+            log.committed(&output, self.now);
+        }
         self.scheduler.commit(batch, output, self.now);
         self.settle();
     }
@@ -204,14 +217,20 @@ impl World {
     pub fn assert_home(&mut self) {
         assert_eq!(self.living(), [], "somebody is still alive");
         let stats = self.scheduler.stats();
-        assert_eq!((stats.running, stats.waiting, stats.blocks_owned), (0, 0, 0), "{stats:?}");
-        assert_eq!(stats.blocks_free + stats.blocks_remembered, stats.blocks);
+        assert_eq!((stats.running, stats.waiting), (0, 0), "{stats:?}");
+        // What sessions share counts for each of them.
+        assert!(stats.blocks_owned <= stats.blocks_pinned, "{stats:?}");
+        assert_eq!(stats.blocks_free + stats.blocks_remembered + stats.blocks_owned, stats.blocks);
         assert_eq!(stats.finished as usize, self.outcomes.len());
         let records = || self.outcomes.values().map(Outcome::record);
         assert_eq!(records().map(|record| record.computed_tokens as u64).sum::<u64>(), stats.tokens_computed);
         assert_eq!(records().map(|record| record.preemptions as u64).sum::<u64>(), stats.preemptions);
         let rents: u128 = records().map(|record| record.block_ns).sum();
-        assert_eq!(rents, self.scheduler.owned_block_ns(self.now), "the rents sum to the time that blocks were owned");
+        let rents = rents + self.scheduler.session_block_ns(self.now);
+        let owned = self.scheduler.owned_block_ns(self.now);
+        // A nanosecond that does not divide evenly is paid by the last of those who hold a block.
+        let unpaid = (stats.blocks_pinned * stats.sessions) as u128;
+        assert!((rents..=rents + unpaid).contains(&owned), "the rents sum to the time that blocks were owned");
     }
 }
 
@@ -228,7 +247,14 @@ fn check_record(outcome: &Outcome, record: &RequestRecord) {
     }
     let fresh = record.computed_tokens - record.recomputed_tokens;
     assert!(record.cached_tokens + fresh <= record.prompt_tokens + record.completion_tokens);
-    assert!(record.preemptions > 0 || record.recomputed_tokens == 0);
+    assert_eq!(record.preempted.len(), record.preemptions, "every preemption has its cost");
+    let costs = || record.preempted.iter();
+    assert_eq!(costs().map(|cost| cost.recomputed_tokens).sum::<usize>(), record.recomputed_tokens);
+    assert!(costs().all(|cost| cost.at_ns + cost.lost_ns <= record.total_ns()));
+    assert!(
+        record.preempted.windows(2).all(|pair| pair[0].at_ns + pair[0].lost_ns <= pair[1].at_ns),
+        "one after another"
+    );
 }
 
 /// A greedy request that is no trouble.
@@ -244,6 +270,7 @@ pub fn request(id: u64, prompt: &[u32], max_tokens: usize) -> Request {
         priority: 0,
         deadline: None,
         cache_salt: Some("".into()),
+        session: None,
         user: "".into(),
         arrived: Time(0),
     }
@@ -259,7 +286,7 @@ pub fn prompt(family: u64, count: usize) -> Vec<u32> {
 pub fn alone(config: &SchedulerConfig, request: &Request) -> Outcome {
     let mut world = World::new(config.clone());
     world.checked = false;
-    let id = world.submit(Request { deadline: None, cache_salt: None, ..request.clone() });
+    let id = world.submit(Request { deadline: None, cache_salt: None, session: None, ..request.clone() });
     world.finish(10 * config.max_model_len);
     world.outcome(id).clone()
 }

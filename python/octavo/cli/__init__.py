@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo import __version__
 from octavo._errors import OctavoError
-from octavo.cli import chat, doctor, inspect, pull, run
+from octavo.cli import chat, doctor, inspect, lint_prompts, pull, replay, run
 
 _INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="octavo", description="Run language models on this machine.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_CommandParser)
-    for command in (chat, run, pull, inspect, doctor):
+    for command in (chat, run, pull, inspect, replay, lint_prompts, doctor):
         command.add(commands)
     chosen = parser.parse_args(arguments)
     try:

@@ -23,8 +23,9 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    with _options.load(arguments) as llm:
-        conversation = _Conversation(llm, arguments)
+    # Nobody else wants the cache, and a person may think for hours.
+    with _options.load(arguments) as llm, llm.session(ttl_s=1e6) as session:
+        conversation = _Conversation(llm, session, arguments)
         if arguments.text:
             conversation.ask(" ".join(arguments.text))
         else:
@@ -33,16 +34,17 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class _Conversation:
-    def __init__(self, llm: Any, arguments: argparse.Namespace) -> None:
+    def __init__(self, llm: Any, session: Any, arguments: argparse.Namespace) -> None:
         self._llm = llm
+        self._session = session
         self._params = _options.sampling(arguments)
         self._anatomy: bool = arguments.anatomy
         self._messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
 
     def ask(self, text: str) -> None:
-        """One turn: the answer streams to stdout. The prefix cache spares the model all turns before."""
+        """One turn: the answer streams to stdout. The session spares the model all turns before."""
         self._messages.append({"role": "user", "content": text})
-        with self._llm.stream(self._messages, self._params) as stream:
+        with self._session.stream(self._messages, self._params) as stream:
             try:
                 for chunk in stream:
                     sys.stdout.write(chunk.text)

@@ -265,6 +265,22 @@ pub trait Backend: Send + 'static {
     /// backend was opened with.
     fn begin(&mut self, input: &StepInput<'_>);
 
+    /// Begins a step and does its `operations`, which are told how many rows there are: those of `input`, and maybe some
+    /// more that belong to nobody. They are the same ones on the same buffers in every step and read nothing, so a backend
+    /// may record them, and repeat what it has recorded.
+    fn run(&mut self, input: &StepInput<'_>, operations: impl FnOnce(&mut Self, usize))
+    where
+        Self: Sized,
+    {
+        self.begin(input);
+        operations(self, input.ids.len());
+    }
+
+    /// What has failed on the device, if anything. From then on operations do nothing, and what is read is not a number.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// `out[r] = table[ids[r]] · scale`. `out` is `(rows, cols)`.
     fn embed(&mut self, out: &mut Self::Buffer, table: &Self::Matrix, scale: f32);
 
@@ -372,6 +388,12 @@ pub trait Backend: Send + 'static {
 
     /// `x = soft_cap ? cap · tanh(x · scale / cap) : x · scale`, in place, over `(rows, width)`.
     fn scale_and_cap(&mut self, x: &mut Self::Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize);
+
+    /// The index of the largest value of every row of `(rows, width)`, the smallest one among equals; `u32::MAX` for a row
+    /// that holds NaN or +∞, or nothing but −∞. `None`: the values are on the host already, where they can be looked at.
+    fn largest<'a>(&'a mut self, _x: &'a Self::Buffer, _rows: usize, _width: usize) -> Option<&'a [u32]> {
+        None
+    }
 
     /// The first `rows · width` values on the host. Waits for the device.
     fn read<'a>(&'a mut self, buffer: &'a Self::Buffer, rows: usize, width: usize) -> &'a [f32];

@@ -50,6 +50,18 @@ impl Step {
         refill(&mut self.block_tables, input.block_tables);
     }
 
+    /// Adds rows up to `rows` that belong to nobody: token 0 at position 0, whose keys and values go to `slot`.
+    pub fn pad(&mut self, rows: usize, slot: u32) {
+        let (own, groups) = (self.rows(), self.slots.len() / self.rows());
+        self.slots.resize(groups * rows, slot);
+        for group in (0..groups).rev() {
+            self.slots.copy_within(group * own..(group + 1) * own, group * rows);
+            self.slots[group * rows + own..(group + 1) * rows].fill(slot);
+        }
+        self.ids.resize(rows, 0);
+        self.positions.resize(rows, 0);
+    }
+
     /// Every row's slot in `group`.
     pub fn slots(&self, group: usize) -> &[u32] {
         &self.slots[group * self.rows()..][..self.rows()]

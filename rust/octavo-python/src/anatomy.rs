@@ -1,5 +1,6 @@
 //! Where a request's time and memory went.
 
+use octavo::kv::PinFate;
 use octavo::observe::anatomy;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -8,6 +9,34 @@ use pyo3::types::{PyByteArray, PyDict};
 /// A partition of a request's life on one monotonic clock, with what it used.
 #[pyclass(module = "octavo", frozen)]
 pub struct Anatomy(pub anatomy::Anatomy);
+
+/// What it cost a request to lose its blocks.
+#[pyclass(module = "octavo._octavo", frozen, get_all)]
+pub struct Preemption {
+    at_s: f64,
+    lost_tokens: usize,
+    recomputed_tokens: usize,
+    lost_s: f64,
+}
+
+#[pymethods]
+impl Preemption {
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("at_s", self.at_s)?;
+        dict.set_item("lost_tokens", self.lost_tokens)?;
+        dict.set_item("recomputed_tokens", self.recomputed_tokens)?;
+        dict.set_item("lost_s", self.lost_s)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { at_s, lost_tokens, recomputed_tokens, lost_s } = self;
+        format!(
+            "Preemption(at_s={at_s}, lost_tokens={lost_tokens}, recomputed_tokens={recomputed_tokens}, lost_s={lost_s})"
+        )
+    }
+}
 
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
@@ -85,6 +114,11 @@ impl Anatomy {
     }
 
     #[getter]
+    fn predicted_ttft_s(&self) -> Option<f64> {
+        self.0.predicted_ttft_ns.map(seconds)
+    }
+
+    #[getter]
     fn tpot_s(&self) -> Option<f64> {
         self.0.record.tpot_ns().map(|ns| ns / 1e9)
     }
@@ -141,6 +175,17 @@ impl Anatomy {
     }
 
     #[getter]
+    fn preempted(&self) -> Vec<Preemption> {
+        let cost = |cost: &anatomy::Preemption| Preemption {
+            at_s: seconds(cost.at_ns),
+            lost_tokens: cost.lost_tokens,
+            recomputed_tokens: cost.recomputed_tokens,
+            lost_s: seconds(cost.lost_ns),
+        };
+        self.0.record.preempted.iter().map(cost).collect()
+    }
+
+    #[getter]
     fn neighbours(&self) -> f64 {
         self.0.record.neighbour_sequences as f64 / self.0.record.steps.max(1) as f64
     }
@@ -155,11 +200,17 @@ impl Anatomy {
         self.0.byte_seconds()
     }
 
+    #[getter]
+    fn kept(&self) -> Option<&'static str> {
+        self.0.record.kept.map(PinFate::name)
+    }
+
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         dict.set_item("total_ns", self.total_ns())?;
         dict.set_item("parts_ns", self.parts_ns(py)?)?;
         dict.set_item("ttft_s", self.ttft_s())?;
+        dict.set_item("predicted_ttft_s", self.predicted_ttft_s())?;
         dict.set_item("tpot_s", self.tpot_s())?;
         dict.set_item("prompt_tokens", self.prompt_tokens())?;
         dict.set_item("cached_tokens", self.cached_tokens())?;
@@ -169,7 +220,10 @@ impl Anatomy {
         dict.set_item("chunks", self.chunks())?;
         dict.set_item("steps", self.steps())?;
         dict.set_item("preemptions", self.preemptions())?;
+        let preempted = self.preempted().into_iter().map(|cost| cost.to_dict(py)).collect::<PyResult<Vec<_>>>()?;
+        dict.set_item("preempted", preempted)?;
         dict.set_item("neighbours", self.neighbours())?;
+        dict.set_item("kept", self.kept())?;
         dict.set_item("block_seconds", self.block_seconds())?;
         dict.set_item("byte_seconds", self.byte_seconds())?;
         Ok(dict)

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use octavo::engine;
+use octavo::request::SamplingParams;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -13,10 +14,12 @@ use crate::fields::token_ids;
 use crate::home::Home;
 use crate::params;
 use crate::prompt::{Chat, prompt};
-use crate::result::Asked;
-use crate::ticket::{SLICE, Ticket};
+use crate::result::{Asked, RequestResult};
+use crate::session::{CacheExplanation, SessionHandle, answer};
+use crate::ticket::Ticket;
 use crate::tokenizer::Encoding;
 use crate::waker::Waker;
+use crate::watch::{Events, Recording};
 
 /// A loaded model and the thread that runs it.
 #[pyclass(module = "octavo._octavo", frozen)]
@@ -47,7 +50,8 @@ impl Engine {
         Ok(Facts::from(self.0.get()?.facts()))
     }
 
-    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None))]
+    #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None,
+        session=None))]
     #[expect(clippy::too_many_arguments, reason = "a call has these")]
     fn submit(
         &self,
@@ -59,26 +63,47 @@ impl Engine {
         score_from: Option<usize>,
         every_token: bool,
         waker: Option<Py<Waker>>,
+        session: Option<Py<SessionHandle>>,
     ) -> PyResult<Ticket> {
         let engine = self.0.get()?.clone();
         let (params, choices) = params::sampling_params(params)?;
         let mut options = params::options(options, choices, params::wanted(wanted, score_from)?)?;
         options.every_token = every_token;
+        options.session = session.map(|session| session.get().session.get().cloned()).transpose()?;
         options.waker = waker.map(|waker| waker.get().0.clone() as Arc<dyn engine::Wake>);
-        let asked = Asked {
-            logprobs: params.logprobs.is_some(),
-            prompt_logprobs: params.prompt_logprobs.is_some(),
-            block_bytes: engine.facts().block_bytes as usize,
-        };
-        let prompt = self::prompt(prompt)?;
-        let ticket = py.detach(|| engine.submit(&prompt, params, options)).map_err(refused)?;
-        Ok(Ticket::new(ticket, engine, asked))
+        submit(py, engine, &self::prompt(prompt)?, params, options)
+    }
+
+    fn submit_again(&self, py: Python<'_>, result: &Bound<'_, RequestResult>, choice: usize) -> PyResult<Ticket> {
+        let (prompt, params, options) =
+            result.get().again(choice).ok_or_else(|| invalid(format!("the result has no choice {choice}")))?;
+        submit(py, self.0.get()?.clone(), &prompt, params, options)
     }
 
     fn token_ids(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         let engine = self.0.get()?;
         let prompt = self::prompt(prompt)?;
-        py.detach(|| engine.token_ids(&prompt)).map_err(refused)
+        py.detach(|| engine.token_ids(&prompt, None)).map_err(refused)
+    }
+
+    fn open_session(&self, ttl_s: f64, cache_salt: String) -> PyResult<SessionHandle> {
+        SessionHandle::open(self.0.get()?, ttl_s, cache_salt)
+    }
+
+    fn explain(
+        &self,
+        py: Python<'_>,
+        prompt: &Bound<'_, PyAny>,
+        cache_salt: &str,
+        session: Option<Py<SessionHandle>>,
+    ) -> PyResult<CacheExplanation> {
+        let engine = self.0.get()?;
+        let prompt = self::prompt(prompt)?;
+        let session = session.map(|session| session.get().session.get().cloned()).transpose()?;
+        let session = session.as_deref();
+        let ids = py.detach(|| engine.token_ids(&prompt, session)).map_err(refused)?;
+        let said = answer(py, engine.explain(ids.clone(), cache_salt, session).map_err(refused)?)?;
+        Ok(CacheExplanation::new(engine, &ids, &said, engine.now()))
     }
 
     #[pyo3(signature = (text, *, special, add_special_tokens))]
@@ -97,7 +122,7 @@ impl Engine {
         let engine = self.0.get()?;
         let ids = self::token_ids("token_ids", token_ids).map_err(invalid)?;
         py.detach(|| {
-            engine.token_ids(&engine::Prompt::Tokens(ids.clone())).map_err(refused)?;
+            engine.token_ids(&engine::Prompt::Tokens(ids.clone()), None).map_err(refused)?;
             Ok(engine.tokenizer().decode(&ids, skip_special_tokens))
         })
     }
@@ -110,13 +135,15 @@ impl Engine {
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        let mut reply = self.0.get()?.stats().map_err(refused)?;
-        loop {
-            match py.detach(|| reply.within(SLICE)) {
-                Some(stats) => return stats.map(Stats::from).map_err(refused),
-                None => py.check_signals()?,
-            }
-        }
+        answer(py, self.0.get()?.stats().map_err(refused)?).map(Stats::from)
+    }
+
+    fn record(&self, py: Python<'_>, path: PathBuf) -> PyResult<Recording> {
+        Recording::begin(py, self.0.get()?, path)
+    }
+
+    fn events(&self, capacity: usize) -> PyResult<Events> {
+        Events::new(self.0.get()?, capacity)
     }
 
     fn close(&self, py: Python<'_>) {
@@ -125,4 +152,20 @@ impl Engine {
             py.detach(|| engine.close());
         }
     }
+}
+
+fn submit(
+    py: Python<'_>,
+    engine: Arc<engine::Engine>,
+    prompt: &engine::Prompt,
+    params: SamplingParams,
+    options: engine::Options,
+) -> PyResult<Ticket> {
+    let asked = Asked {
+        logprobs: params.logprobs.is_some(),
+        prompt_logprobs: params.prompt_logprobs.is_some(),
+        block_bytes: engine.facts().block_bytes as usize,
+    };
+    let ticket = py.detach(|| engine.submit(prompt, params, options)).map_err(refused)?;
+    Ok(Ticket::new(ticket, engine, asked))
 }

@@ -1,6 +1,8 @@
 //! Rust's errors as Python's. The tree itself is `python/octavo/_errors.py`.
 
-use octavo::engine::SubmitError;
+use std::time::Duration;
+
+use octavo::engine::{Engine, SubmitError};
 use octavo::error::LoadError;
 use octavo::request::{Finish, Rejection};
 use octavo_kernels::BackendError;
@@ -23,10 +25,21 @@ pub fn invalid(what: String) -> PyErr {
 
 /// Why a call was not taken.
 pub fn refused(error: SubmitError) -> PyErr {
+    let text = error.to_string();
     match error {
         SubmitError::Invalid(what) => InvalidRequestError::new_err(what),
-        SubmitError::QueueFull { .. } => QueueFullError::new_err(error.to_string()),
+        SubmitError::QueueFull { retry_after, .. } => later(QueueFullError::new_err(text), retry_after),
+        SubmitError::TooLate { retry_after, .. } => later(DeadlineExceededError::new_err(text), Some(retry_after)),
         SubmitError::Closed(reason) => EngineClosedError::new_err(reason),
+    }
+}
+
+/// An error that says when to try again.
+fn later(error: PyErr, retry_after: Option<Duration>) -> PyErr {
+    let seconds = retry_after.map(|span| span.as_secs_f64());
+    match Python::attach(|py| error.value(py).setattr("retry_after", seconds)) {
+        Ok(()) => error,
+        Err(other) => other,
     }
 }
 
@@ -44,16 +57,17 @@ pub fn not_loaded(error: LoadError) -> PyErr {
     }
 }
 
-/// The error that a request's end stands for, if it is one. `engine_closed`: whether the engine is gone.
-pub fn failed(finish: &Finish, engine_closed: bool) -> Option<PyErr> {
+/// The error that the end of a request in `engine` stands for, if it is one.
+pub fn failed(finish: &Finish, engine: &Engine) -> Option<PyErr> {
     Some(match finish {
         Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
         Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
         Finish::Rejected(Rejection::QueueFull { living, most }) => {
-            QueueFullError::new_err(SubmitError::QueueFull { live: *living, most: *most }.to_string())
+            refused(SubmitError::QueueFull { live: *living, most: *most, retry_after: None })
         }
         Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
-        Finish::Error(reason) if engine_closed => EngineClosedError::new_err(reason.clone()),
+        Finish::Error(reason) if engine.device_failed() => DeviceError::new_err(reason.clone()),
+        Finish::Error(reason) if !engine.is_open() => EngineClosedError::new_err(reason.clone()),
         Finish::Error(reason) => OctavoError::new_err(reason.clone()),
     })
 }

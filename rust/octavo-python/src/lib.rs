@@ -13,16 +13,18 @@ mod params; // settings and parameters of a call
 mod prompt; // text, messages or token ids
 mod result; // finished answers
 mod sampling; // the sampler alone
+mod session; // conversations, and what the cache says about a prompt
 mod ticket; // a call in flight
 mod tokenizer; // text and token ids
 mod waker; // wakes an event loop
+mod watch; // events, recordings and replays
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _octavo {
     #[pymodule_export]
-    use crate::anatomy::Anatomy;
+    use crate::anatomy::{Anatomy, Preemption};
     #[pymodule_export]
     use crate::chunk::{Chunk, TokenLogprobs};
     #[pymodule_export]
@@ -38,11 +40,15 @@ mod _octavo {
     #[pymodule_export]
     use crate::sampling::{sample, sampling_probabilities};
     #[pymodule_export]
+    use crate::session::{CacheExplanation, SessionEvent, SessionHandle, SessionReport};
+    #[pymodule_export]
     use crate::ticket::Ticket;
     #[pymodule_export]
     use crate::tokenizer::{Encoding, Tokenizer};
     #[pymodule_export]
     use crate::waker::Waker;
+    #[pymodule_export]
+    use crate::watch::{Event, Events, Recording, Replay, replay};
 
     /// The version of the package.
     #[pymodule_export]

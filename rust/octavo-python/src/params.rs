@@ -151,7 +151,9 @@ fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: Wanted) -> Resu
         priority: fields.get("priority", "a whole number of at most 32 bits")?,
         deadline: deadline.transpose()?,
         cache_salt: fields.get("cache_salt", "a str")?,
+        shares_prefixes: true,
         user: fields.get::<Option<String>>("user", "a str, or None")?.unwrap_or_default(),
+        session: None,
         every_token: false,
         waker: None,
     })

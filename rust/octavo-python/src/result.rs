@@ -1,8 +1,10 @@
 //! Finished answers.
 
-use octavo::engine::{ChoiceResult, Ticket};
+use std::sync::Arc;
+
+use octavo::engine::{ChoiceResult, Options, Prompt, Ticket};
 use octavo::observe::anatomy;
-use octavo::request::{Finish, StopReason};
+use octavo::request::{Finish, SamplingParams, StopReason};
 use pyo3::prelude::*;
 
 use crate::anatomy::Anatomy;
@@ -48,6 +50,10 @@ pub struct Choice {
     finish_reason: &'static str,
     stop_reason: Option<StoppedBy>,
     #[pyo3(get)]
+    seed: u64,
+    #[pyo3(get)]
+    request_id: u64,
+    #[pyo3(get)]
     anatomy: Py<Anatomy>,
 }
 
@@ -78,6 +84,7 @@ pub struct RequestResult {
     prompt_logprobs: Option<Vec<Option<Py<TokenLogprobs>>>>,
     #[pyo3(get)]
     usage: Usage,
+    params: Arc<SamplingParams>,
 }
 
 /// What the request asked for and the choices do not say.
@@ -106,6 +113,7 @@ impl RequestResult {
             prompt_token_ids: ticket.prompt_token_ids().to_vec(),
             prompt_logprobs: asked.prompt_logprobs.then(aligned).transpose()?,
             usage,
+            params: ticket.params().clone(),
             choices: choices
                 .map(|(index, result)| Py::new(py, choice(py, ticket, index, result, asked)?))
                 .collect::<PyResult<_>>()?,
@@ -115,6 +123,20 @@ impl RequestResult {
     fn first(&self) -> &Choice {
         self.choices[0].get()
     }
+
+    /// What asks for one of its choices again, alone: nothing is shared with other requests. One that did not come to its
+    /// own end is asked for as far as it got.
+    pub fn again(&self, index: usize) -> Option<(Prompt, SamplingParams, Options)> {
+        let choice = self.choices.get(index)?.get();
+        let mut params = SamplingParams { seed: Some(choice.seed), ..SamplingParams::clone(&self.params) };
+        if !matches!(choice.finish_reason, "stop" | "length") {
+            params.max_tokens = choice.token_ids.len().max(params.min_tokens).max(1);
+        }
+        // They are the first choice's.
+        params.prompt_logprobs = params.prompt_logprobs.filter(|_| index == 0);
+        let options = Options { shares_prefixes: false, ..Options::default() };
+        Some((Prompt::Tokens(self.prompt_token_ids.clone()), params, options))
+    }
 }
 
 fn choice(py: Python<'_>, ticket: &Ticket, index: usize, result: ChoiceResult, asked: &Asked) -> PyResult<Choice> {
@@ -122,6 +144,7 @@ fn choice(py: Python<'_>, ticket: &Ticket, index: usize, result: ChoiceResult, a
         tokenize_ns: ticket.tokenize_ns(),
         stream_ns: ticket.now().since(result.record.finished),
         block_bytes: asked.block_bytes,
+        predicted_ttft_ns: ticket.predicted_ttft_ns(),
         record: result.record,
     };
     let found = logprobs(py, result.logprobs)?;
@@ -136,6 +159,8 @@ fn choice(py: Python<'_>, ticket: &Ticket, index: usize, result: ChoiceResult, a
             Finish::Stop(StopReason::StopToken(id)) => Some(StoppedBy::Token(id)),
             _ => None,
         },
+        seed: ticket.seeds()[index],
+        request_id: ticket.request_ids().start + index as u64,
         anatomy: Py::new(py, Anatomy(anatomy))?,
     })
 }

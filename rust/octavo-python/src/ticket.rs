@@ -65,8 +65,8 @@ impl Ticket {
 
     /// The error that the choices' ends stand for, if any.
     fn failure(&self, results: &[ChoiceResult]) -> PyResult<Option<PyErr>> {
-        let closed = !self.engine.get()?.is_open();
-        Ok(results.iter().find_map(|result| failed(&result.finish, closed)))
+        let engine = self.engine.get()?;
+        Ok(results.iter().find_map(|result| failed(&result.finish, engine)))
     }
 }
 

@@ -27,6 +27,10 @@ impl fmt::Display for RequestId {
     }
 }
 
+/// A session's name inside one engine. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
 /// How tokens are chosen and when to stop. Made by callers, checked once by [`SamplingParams::validate`]; inside the
 /// engine it is known to be possible.
 #[derive(Clone, Debug, PartialEq)]
@@ -304,6 +308,8 @@ pub struct Request {
     pub deadline: Option<Time>,
     /// Namespace of blocks: prefixes are shared only inside one. `None`: with nobody.
     pub cache_salt: Option<Arc<str>>,
+    /// The conversation whose turn it is.
+    pub session: Option<SessionId>,
     /// Whose request it is. Kept for fair sharing, which is not there yet.
     pub user: Arc<str>,
     /// When it came through the door; it has been queueing since.

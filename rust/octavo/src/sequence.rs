@@ -11,12 +11,12 @@
 use std::sync::Arc;
 
 use crate::execute::Draw;
-use crate::kv::{BlockId, BlockTable, KvCache, PrefixChain, PrefixKey};
-use crate::observe::anatomy::RequestRecord;
+use crate::kv::{BlockId, BlockTable, KvCache, Pin, PrefixChain, PrefixKey, Sessions};
+use crate::observe::anatomy::{Preemption, RequestRecord};
 use crate::observe::meter::{Activity, Meter, QueueClock};
-use crate::request::{Finish, Request, Time, Wanted};
+use crate::request::{Finish, Request, SessionId, Time, Wanted};
 use crate::sample::TokenHistory;
-use crate::stages::queue::waiting::Order;
+use crate::stages::queue::users::{self, UserId, Work};
 
 /// What a sequence needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,12 @@ pub enum Phase {
 pub struct Sequence {
     /// What was asked.
     pub request: Box<Request>,
-    /// Its place in line, for life.
-    pub order: Order,
+    /// Whose it is.
+    pub user: UserId,
+    /// Requests that came before.
+    pub arrival: u64,
+    /// Sequences that were admitted before it was for the first time: its place among those who run, for life.
+    pub admitted: Option<u64>,
     /// Tokens generated so far.
     pub generated: Vec<u32>,
     /// Most tokens to generate.
@@ -59,6 +63,8 @@ pub struct Sequence {
     tail_announced: bool,
     /// Blocks that the step under way copies.
     pub borrowed: Vec<(BlockId, u64)>,
+    /// The block in which what its session kept ends: it goes on writing there, behind what others may know.
+    pub inherited: Option<usize>,
     /// How often others overtook it while it was the queue's head.
     pub overtaken: u32,
     /// Blocks of the KV cache.
@@ -69,9 +75,15 @@ pub struct Sequence {
     pub meter: Meter,
     /// The most tokens that were ever computed; below it, work is done again.
     furthest: usize,
+    /// When it lost its blocks, while it has not made up for that.
+    lost: Option<Time>,
     keys: PrefixChain,
     history: Option<Arc<TokenHistory>>,
-    /// End tokens, if there is a `min_tokens` that forbids them for a while.
+    // What every step asks, so that it need not look into the request and its parameters.
+    /// Something is wanted of every row of the prompt.
+    asks_rows: bool,
+    min_tokens: usize,
+    /// Tokens that end it.
     ends: Arc<[u32]>,
 }
 
@@ -79,7 +91,7 @@ impl Sequence {
     /// For a request that enters the queue now.
     pub fn new(
         request: Box<Request>,
-        order: Order,
+        (user, arrival): (UserId, u64),
         most_new_tokens: usize,
         table: BlockTable,
         now: Time,
@@ -87,12 +99,14 @@ impl Sequence {
     ) -> Self {
         let submitted = request.arrived.min(now);
         let params = &request.params;
-        let ends = match params.min_tokens {
-            0 => Arc::default(),
+        let ends = match params.stop_token_ids[..] {
+            [] => request.end_token_ids.clone(),
             _ => request.end_token_ids.iter().chain(&params.stop_token_ids).copied().collect(),
         };
         Self {
-            order,
+            user,
+            arrival,
+            admitted: None,
             generated: Vec::new(),
             most_new_tokens,
             computed: 0,
@@ -106,13 +120,17 @@ impl Sequence {
             waits_for: None,
             tail_announced: false,
             borrowed: Vec::new(),
+            inherited: None,
             overtaken: 0,
             table,
             record: RequestRecord { prompt_tokens: request.prompt.len(), submitted, ..Default::default() },
             meter: Meter::queued(submitted, now, clock),
             furthest: 0,
+            lost: None,
             keys: PrefixChain::default(),
             history: params.needs_history().then(|| Arc::new(TokenHistory::new(&request.prompt))),
+            asks_rows: params.prompt_logprobs.is_some() || request.wanted == Wanted::AllLogits,
+            min_tokens: params.min_tokens,
             ends,
             request,
         }
@@ -120,7 +138,7 @@ impl Sequence {
 
     /// How many tokens are known: the prompt and what was generated.
     pub fn known(&self) -> usize {
-        self.request.prompt.len() + self.generated.len()
+        self.record.prompt_tokens + self.generated.len()
     }
 
     /// Known tokens that were not run.
@@ -133,6 +151,16 @@ impl Sequence {
         if self.unread() == 1 && !self.generated.is_empty() { Phase::Decode } else { Phase::Prefill }
     }
 
+    /// What it costs its user to have `rows` more rows in the step under way. What was lost and is computed again costs
+    /// nothing.
+    pub fn work(&self, rows: usize) -> Work {
+        let before = self.computed + self.planned;
+        let fresh = (before + rows).saturating_sub(self.furthest.max(before));
+        let generates = self.phase() == Phase::Decode;
+        let blocks = if self.planned == 0 { self.table.held() } else { 0 };
+        users::work(if generates { 0 } else { fresh }, generates, blocks)
+    }
+
     /// The known token at a position.
     pub fn token(&self, position: usize) -> u32 {
         token(&self.request.prompt, &self.generated, position)
@@ -140,8 +168,7 @@ impl Sequence {
 
     /// Something is wanted of every row of the prompt, and not all of it was given.
     fn wants_rows(&self) -> bool {
-        let asks = self.request.params.prompt_logprobs.is_some() || self.request.wanted == Wanted::AllLogits;
-        asks && self.rows_given < self.request.prompt.len()
+        self.asks_rows && self.rows_given < self.request.prompt.len()
     }
 
     /// Whether the rows from `computed` on are to be given out.
@@ -157,8 +184,38 @@ impl Sequence {
     /// How many of the first tokens may come from the cache: all but the rows that are wanted, and at least the last is
     /// always run, since its logits choose the next token.
     pub fn shareable(&self) -> usize {
-        let last = if self.shares() { self.known() - 1 } else { 0 };
+        if self.shares() { self.resumable() } else { 0 }
+    }
+
+    /// How many of the first tokens need not be run, if somebody has done it.
+    fn resumable(&self) -> usize {
+        let last = self.known() - 1;
         if self.wants_rows() { last.min(self.rows_given) } else { last }
+    }
+
+    /// How many of what a session keeps its tokens begin with, and whether it can go on from there.
+    pub fn goes_on_from(&self, pin: &Pin) -> (usize, bool) {
+        let common = match pin.cache_salt == self.request.cache_salt {
+            true => pin.common((0..self.resumable()).map(|position| self.token(position))),
+            false => 0,
+        };
+        (common, common == pin.tokens.len())
+    }
+
+    /// Takes over what its session kept.
+    pub fn inherit(&mut self, pin: Pin, block_size: usize) {
+        let kept = pin.tokens.len();
+        self.table = pin.table;
+        self.inherited = (!kept.is_multiple_of(block_size)).then_some(kept / block_size);
+    }
+
+    /// Leaves its blocks to its session instead of giving them back.
+    pub fn leave_to(&mut self, session: SessionId, sessions: &mut Sessions, kv: &mut KvCache, now: Time) {
+        self.record.block_ns += kv.settle(&mut self.table, now);
+        let tokens = (0..self.computed).map(|position| self.token(position)).collect();
+        let mut table = std::mem::replace(&mut self.table, kv.table());
+        sessions.keep(session, &mut table, tokens, self.request.cache_salt.clone(), kv, now);
+        self.table = table;
     }
 
     /// Whether its blocks may be shared.
@@ -210,15 +267,20 @@ impl Sequence {
     /// Everything that the next draw depends on. Nothing of it knows the batch.
     pub fn draw(&self) -> Draw {
         let params = self.request.params.clone();
-        let banned = if self.generated.len() < params.min_tokens { self.ends.clone() } else { Arc::default() };
+        let banned = if self.generated.len() < self.min_tokens { self.ends.clone() } else { Arc::default() };
         Draw { params, seed: self.request.seed, position: self.known(), history: self.history.clone(), banned }
     }
 
+    /// Whether a token ends it. Before `min_tokens` none of these can be drawn.
+    pub fn ends_with(&self, token_id: u32) -> bool {
+        self.ends.contains(&token_id)
+    }
+
     /// Leaves the queue with `cached` tokens found in the cache, their blocks already in its table.
-    pub fn admit(&mut self, cached: usize, now: Time, clock: &QueueClock) {
+    pub fn admit(&mut self, cached: usize, block_size: usize, now: Time, clock: &QueueClock) {
         self.waits_for = None;
         self.computed = cached;
-        self.published = self.table.len();
+        self.published = cached / block_size;
         self.meter.leave_queue(now, clock);
         if self.record.preemptions == 0 {
             self.record.cached_tokens = cached;
@@ -260,13 +322,23 @@ impl Sequence {
             }
         }
         while self.published < self.computed / block_size {
-            let key = self.prefix_key(self.published, block_size);
-            kv.publish(&self.table, self.published, key);
+            let index = self.published;
+            let key = self.prefix_key(index, block_size);
+            kv.publish(&self.table, index, key, || self.contents(index, block_size));
             if self.published < self.announced {
                 kv.withdraw(key);
             }
             self.published += 1;
         }
+    }
+
+    /// The name of what comes before block `index`, which has a name by now, and the block's tokens.
+    fn contents(&self, index: usize, block_size: usize) -> (PrefixKey, Arc<[u32]>) {
+        let parent = match index.checked_sub(1) {
+            Some(before) => self.keys.known(before),
+            None => PrefixKey::root(self.request.cache_salt.as_deref().unwrap_or_default()),
+        };
+        (parent, (index * block_size..(index + 1) * block_size).map(|position| self.token(position)).collect())
     }
 
     /// Gives its blocks back, and takes back what it announced.
@@ -280,9 +352,25 @@ impl Sequence {
         {
             kv.withdraw(tail);
         }
-        (self.computed, self.published, self.announced) = (0, 0, 0);
+        (self.computed, self.published, self.announced, self.inherited) = (0, 0, 0, None);
         self.give_back_borrowed(kv, now);
         self.record.block_ns += kv.release(&mut self.table, now);
+    }
+
+    /// Its blocks are going to be taken away.
+    pub fn lose(&mut self, now: Time) {
+        self.make_up(now);
+        self.lost = Some(now);
+        self.record.preemptions += 1;
+        let at_ns = now.since(self.record.submitted);
+        self.record.preempted.push(Preemption { at_ns, lost_tokens: self.computed, ..Preemption::default() });
+    }
+
+    /// What it lost is there again, or nobody asks for it any more.
+    fn make_up(&mut self, now: Time) {
+        if let (Some(since), Some(cost)) = (self.lost.take(), self.record.preempted.last_mut()) {
+            cost.lost_ns = now.since(since);
+        }
     }
 
     /// The step that copies blocks is over.
@@ -293,17 +381,25 @@ impl Sequence {
     }
 
     /// The planned rows have been run, in a step of `sequences` sequences.
-    pub fn advance(&mut self, sequences: usize) {
+    pub fn advance(&mut self, sequences: usize, now: Time) {
         let record = &mut self.record;
         record.steps += 1;
         record.chunks += usize::from(self.generated.is_empty());
         record.neighbour_sequences += (sequences - 1) as u64;
         record.computed_tokens += self.planned;
         let computed = self.computed + self.planned;
-        record.recomputed_tokens += computed.min(self.furthest).saturating_sub(self.computed);
+        let again = computed.min(self.furthest).saturating_sub(self.computed);
+        record.recomputed_tokens += again;
+        if let Some(cost) = record.preempted.last_mut() {
+            cost.recomputed_tokens += again;
+        }
+        let made_up = computed >= self.furthest;
         self.furthest = self.furthest.max(computed);
         self.computed = computed;
         self.planned = 0;
+        if made_up {
+            self.make_up(now);
+        }
     }
 
     /// One more token is known.
@@ -316,7 +412,8 @@ impl Sequence {
     }
 
     /// The record of a sequence that ends now and has given its blocks back.
-    pub fn close(self, now: Time, clock: &QueueClock) -> RequestRecord {
+    pub fn close(mut self, now: Time, clock: &QueueClock) -> RequestRecord {
+        self.make_up(now);
         let mut record = self.record;
         record.completion_tokens = self.generated.len();
         record.finished = now;

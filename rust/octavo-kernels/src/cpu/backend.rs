@@ -1,5 +1,7 @@
 //! The trait [`Backend`] over this machine's cores. Each operation is one parallel region over the pool.
 
+use std::sync::Arc;
+
 use super::{
     array::Array,
     attention::{self, Scratch},
@@ -10,7 +12,7 @@ use super::{
     isa::Isa,
     linear,
     norm::{ResidualNorm, RmsNorm, RmsNormColumns},
-    pack::Matrix,
+    pack::{Matrix, Successor},
     pool::{Pool, SharedSlice},
     quantise::Activations,
     rope::{RopeAndCache, RopeTable},
@@ -40,6 +42,8 @@ pub struct CpuBackend {
     activations: Activations,
     /// Most rows of a product, and most inputs of one whose weights are blocks.
     product: (usize, usize),
+    /// Of the product before: the next one's weights are what follows on its own.
+    last_matrix: Option<Arc<Successor>>,
     attention: Option<(Scratch, usize)>, // and the head_dim it is for
     ropes: Vec<RopeTable>,
 }
@@ -77,7 +81,17 @@ impl CpuBackend {
         }
         let (activations, step) = (Activations::default(), Step::new(limits));
         let product = (limits.rows, 0);
-        Ok(Self { isa, pool, limits, step, activations, product, attention: None, ropes: Vec::new() })
+        Ok(Self {
+            isa,
+            pool,
+            limits,
+            step,
+            activations,
+            product,
+            last_matrix: None,
+            attention: None,
+            ropes: Vec::new(),
+        })
     }
 }
 
@@ -212,6 +226,10 @@ impl Backend for CpuBackend {
     fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
         let (out, x) = (out.rows_mut(rows, matrix.outputs()), x.rows(rows, matrix.inputs()));
         let bias = weight(bias, matrix.outputs());
+        let last = self.last_matrix.replace(matrix.successor.clone());
+        if let Some(last) = last {
+            last.set(matrix, linear::run_tiles(matrix, self.pool.threads()));
+        }
         linear::linear(self.isa, &mut self.pool, &mut self.activations, out, x, matrix, bias, rows);
     }
 

@@ -23,6 +23,8 @@ const ROW_BLOCK_BYTES: usize = 512 << 10;
 
 /// How many tasks each thread gets, so that an uneven start evens out.
 const TASKS_PER_THREAD: usize = 8;
+/// But tasks of fewer bytes of weights would be over before memory has heard of the next.
+const TASK_BYTES: usize = 32 << 10;
 
 /// `out[r] = matrix · x[r] (+ bias)`. `x` is `(rows, inputs)`, `out` is `(rows, outputs)`.
 ///
@@ -48,13 +50,20 @@ pub fn linear(
     }
 
     let out = SharedSlice::new(out);
-    let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs };
+    let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs, next: 0 };
     let block_rows = block_rows(inputs);
-    let run_tiles = matrix.tiles().div_ceil(pool.threads() * TASKS_PER_THREAD);
+    let (threads, run_tiles) = (pool.threads(), run_tiles(matrix, pool.threads()));
     let runs = matrix.tiles().div_ceil(run_tiles);
-    pool.run(rows.div_ceil(block_rows) * runs, &|i| {
+    let tasks = rows.div_ceil(block_rows) * runs;
+    pool.run(tasks, &|i| {
         let (row, tile) = (i / runs * block_rows, i % runs * run_tiles);
-        product.run(isa, row..rows.min(row + block_rows), tile..matrix.tiles().min(tile + run_tiles));
+        // Threads take tasks in order, so this one's next is likely that, or one of the next product's first.
+        let next = match i + threads {
+            next if next < tasks => matrix.address(next % runs * run_tiles),
+            next => matrix.successor.task(next - tasks),
+        };
+        let tiles = tile..matrix.tiles().min(tile + run_tiles);
+        Product { next, ..product }.run(isa, row..rows.min(row + block_rows), tiles);
     });
 }
 
@@ -85,7 +94,7 @@ pub fn expert_linear(
     }
 
     let out = SharedSlice::new(out);
-    let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs };
+    let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs, next: 0 };
     let run_tiles = (routing.busy().len() * tiles).div_ceil(pool.threads() * TASKS_PER_THREAD).clamp(1, tiles);
     let runs = tiles.div_ceil(run_tiles);
     pool.run(routing.busy().len() * runs, &|i| {
@@ -99,6 +108,13 @@ pub fn expert_linear(
             Product { first_output, ..product }.run(isa, rows, tiles.clone());
         }
     });
+}
+
+/// Tiles of a task.
+pub(super) fn run_tiles(matrix: &Matrix, threads: usize) -> usize {
+    let (tiles, tile_bytes) = (matrix.tiles().max(1), matrix.bytes() / matrix.tiles().max(1));
+    let fair = tiles.div_ceil(threads);
+    tiles.div_ceil(threads * TASKS_PER_THREAD).max(TASK_BYTES / tile_bytes.max(1)).min(fair)
 }
 
 /// Rows whose activations fit [`ROW_BLOCK_BYTES`].
@@ -117,6 +133,8 @@ struct Product<'a> {
     out: SharedSlice<'a, f32>,
     first_output: usize,
     width: usize,
+    /// Where the weights lie that are read after these.
+    next: usize,
 }
 
 impl Product<'_> {

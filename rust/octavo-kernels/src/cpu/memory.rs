@@ -71,20 +71,42 @@ pub(crate) fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
-/// Asks for the lines of cache that a value of this type would have, `bytes_ahead` of `from`. A hint: any address will do.
+/// Asks for the lines of cache that a value has.
 #[inline(always)]
-pub(crate) fn prefetch<T>(from: &T, bytes_ahead: usize) {
-    let from = std::ptr::from_ref(from).cast::<i8>().wrapping_add(bytes_ahead);
-    for line in (0..size_of::<T>()).step_by(64) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch cannot fault, whatever the address; every x86-64 has it.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line));
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = line;
+pub(crate) fn prefetch<T>(value: &T) {
+    prefetch_bytes(std::ptr::from_ref(value).addr(), size_of::<T>());
+}
+
+/// Asks for the lines of cache from `address` on. A hint: any address will do.
+#[inline(always)]
+pub(crate) fn prefetch_bytes(address: usize, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        prefetch_line::<0>(address.wrapping_add(line));
     }
+}
+
+/// The same, for what is used so much later that it would crowd the first-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_into_second_level(address: usize, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        prefetch_line::<1>(address.wrapping_add(line));
+    }
+}
+
+#[inline(always)]
+fn prefetch_line<const LEVEL: usize>(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch cannot fault, whatever the address; every x86-64 has it.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        let address = std::ptr::without_provenance(address);
+        match LEVEL {
+            0 => _mm_prefetch::<_MM_HINT_T0>(address),
+            _ => _mm_prefetch::<_MM_HINT_T1>(address),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@
 //! beyond what [`Weight::run_as`] asks for: every value of that type can be had back, which is how [`Matrix::row`] serves an
 //! embedding from the same memory. Types are converted tile by tile, so that a weight is never held twice.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
@@ -24,6 +26,30 @@ pub struct Matrix {
     pub(crate) parts: Vec<Part>,
     inputs: usize,
     outputs: usize,
+    /// What was read after it when it was last used.
+    pub(crate) successor: Arc<Successor>,
+}
+
+/// Where a matrix lies that is read after another one. A guess from the last time, and only ever asked for in advance.
+#[derive(Debug, Default)]
+pub(crate) struct Successor {
+    start: AtomicUsize,
+    /// Between the beginnings of its tasks.
+    task_bytes: AtomicUsize,
+}
+
+impl Successor {
+    /// Notes that `matrix` is read, in tasks of so many tiles.
+    pub fn set(&self, matrix: &Matrix, task_tiles: usize) {
+        self.start.store(matrix.address(0), Ordering::Relaxed);
+        self.task_bytes.store(matrix.address(task_tiles).wrapping_sub(matrix.address(0)), Ordering::Relaxed);
+    }
+
+    /// Where a task of it begins.
+    pub fn task(&self, number: usize) -> usize {
+        let bytes = number.wrapping_mul(self.task_bytes.load(Ordering::Relaxed));
+        self.start.load(Ordering::Relaxed).wrapping_add(bytes)
+    }
 }
 
 /// Where one weight of a matrix lies.
@@ -70,7 +96,7 @@ impl Matrix {
                 return Err(BackendError::OutOfRange { part: number, row, run_as: weight.run_as });
             }
         }
-        Ok(Self { memory, parts: places, inputs, outputs: first_output })
+        Ok(Self { memory, parts: places, inputs, outputs: first_output, successor: Arc::default() })
     }
 
     /// Inputs.
@@ -109,6 +135,19 @@ impl Matrix {
     #[inline(always)]
     pub(crate) fn dense<T: Plain>(&self, part: &Part, tile: usize) -> &[[T; LANES]] {
         cast(&self.tile(part, tile)[..self.inputs * LANES * size_of::<T>()])
+    }
+
+    /// Where tiles of a part begin and end.
+    #[inline(always)]
+    pub(crate) fn addresses(&self, part: &Part, tiles: Range<usize>) -> (usize, usize) {
+        let start = self.memory.bytes().as_ptr().addr() + part.start;
+        (start + tiles.start * part.tile_bytes, start + tiles.end * part.tile_bytes)
+    }
+
+    /// Where one of the matrix's tiles begins.
+    pub(crate) fn address(&self, tile: usize) -> usize {
+        let part = self.parts.iter().rev().find(|part| part.first_tile <= tile);
+        part.map_or(0, |part| self.addresses(part, tile - part.first_tile..tile).0)
     }
 
     #[inline(always)]

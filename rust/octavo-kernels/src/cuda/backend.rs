@@ -2,6 +2,7 @@
 
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::driver::Address;
+use super::graphs::{Graphs, How};
 use super::linear::{self, Form, LINEAR_TILE};
 use super::matrix::{Matrix, Part};
 use super::step::StepOnDevice;
@@ -16,6 +17,12 @@ pub struct CudaBackend {
     step: Step,
     on_device: StepOnDevice,
     ropes: Vec<RopeTable>,
+    graphs: Graphs,
+    /// Where rows that belong to nobody write their keys and values: there is a block for them. None before the cache.
+    null_slot: Option<u32>,
+    /// What `largest` finds, and where it puts that on the host.
+    found: Memory,
+    found_on_host: Vec<u32>,
     /// Where `read` puts what it reads.
     host: Vec<f32>,
     limits: StepLimits,
@@ -37,7 +44,7 @@ pub struct Buffer {
     width: usize,
 }
 
-/// The KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`.
+/// The KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, with a block that is nobody's as the last one.
 pub struct Cache {
     memory: Memory,
     shape: CacheShape,
@@ -86,8 +93,40 @@ impl CudaBackend {
     /// Takes what does not depend on a model from `device`.
     pub fn open(device: Device, limits: StepLimits) -> Result<Self> {
         let on_device = StepOnDevice::new(&device, limits)?;
-        let (step, ropes, host) = (Step::new(limits), Vec::new(), Vec::new());
-        Ok(Self { device, step, on_device, ropes, host, limits, rounded: None, partials: None })
+        Ok(Self {
+            on_device,
+            step: Step::new(limits),
+            ropes: Vec::new(),
+            graphs: Graphs::new(&device),
+            null_slot: None,
+            found: device.take_array("what is found", 4, &[limits.rows])?,
+            found_on_host: Vec::with_capacity(limits.rows),
+            host: Vec::new(),
+            limits,
+            device,
+            rounded: None,
+            partials: None,
+        })
+    }
+
+    /// How many sizes of decode steps have been recorded.
+    pub fn graphs(&self) -> usize {
+        self.graphs.count()
+    }
+
+    /// The angles of all rotary embeddings for the step's rows.
+    fn rope_angles(&self) {
+        for rope in &self.ropes {
+            let (threads, blocks) = columns(rope.pairs);
+            self.device
+                .launch("rope_angles", [self.step.rows(), blocks], threads)
+                .pointer(rope.angles.at())
+                .pointer(self.on_device.positions())
+                .pointer(rope.inv_freq.at())
+                .int(rope.pairs)
+                .float(rope.scale)
+                .go();
+        }
     }
 
     /// One launch for every run of outputs of one type, after what has to be done to `x` for it.
@@ -242,9 +281,13 @@ impl Vector {
 impl Cache {
     /// Where a layer begins.
     fn layer(&self, place: CacheLayer) -> Address {
-        let layer_bytes = self.shape.bytes() / self.shape.layers;
+        let layer_bytes = self.blocks() * self.shape.block_bytes() / self.shape.layers;
         assert!(place.layer < self.shape.layers, "{place:?} of {:?}", self.shape);
         self.memory.offset(place.layer * layer_bytes)
+    }
+    /// With nobody's.
+    fn blocks(&self) -> usize {
+        self.shape.blocks + 1
     }
     fn check(&self, heads: Heads) {
         let shape = self.shape;
@@ -299,8 +342,14 @@ impl Backend for CudaBackend {
                  positions, not {head_dim} and {block_size}"
             )));
         }
-        let lens = [layers, blocks, 2, kv_heads, block_size, head_dim];
-        Ok(Cache { memory: self.device.take_array("the KV cache", dtype.bytes(), &lens)?, shape })
+        let refused = BackendError::OutOfMemory { what: "the KV cache", bytes: usize::MAX };
+        let slots = blocks.checked_add(1).and_then(|all| all.checked_mul(block_size));
+        let Some(slots) = slots.filter(|&slots| u32::try_from(slots).is_ok()) else { return Err(refused) };
+        let lens = [layers, slots, 2, kv_heads, head_dim];
+        let memory = self.device.take_array("the KV cache", dtype.bytes(), &lens)?;
+        self.on_device.set_null_block(self.device.driver(), blocks as u32)?;
+        self.null_slot = Some((blocks * block_size) as u32);
+        Ok(Cache { memory, shape })
     }
 
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
@@ -339,7 +388,7 @@ impl Backend for CudaBackend {
             self.device
                 .launch("copy_block", [layers], 256)
                 .pointer(cache.memory.at())
-                .int(blocks)
+                .int(cache.blocks())
                 .int(block_bytes / 16)
                 .int(from as usize)
                 .int(to as usize)
@@ -350,17 +399,39 @@ impl Backend for CudaBackend {
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
         self.on_device.begin(&self.device, &self.step);
-        for rope in &self.ropes {
-            let (threads, blocks) = columns(rope.pairs);
-            self.device
-                .launch("rope_angles", [self.step.rows(), blocks], threads)
-                .pointer(rope.angles.at())
-                .pointer(self.on_device.positions())
-                .pointer(rope.inv_freq.at())
-                .int(rope.pairs)
-                .float(rope.scale)
-                .go();
+        self.rope_angles();
+    }
+
+    /// Steps in which every sequence has one row are recorded, with so many rows that few sizes are.
+    fn run(&mut self, input: &StepInput<'_>, operations: impl FnOnce(&mut Self, usize)) {
+        let decodes = input.segments.iter().all(|segment| segment.rows == 1);
+        let Some(null_slot) = self.null_slot.filter(|_| decodes) else {
+            self.begin(input);
+            return operations(self, input.ids.len());
+        };
+        self.step.begin(input);
+        let rows = Graphs::padded(self.step.rows(), self.limits.rows);
+        self.step.pad(rows, null_slot);
+        self.on_device.begin(&self.device, &self.step);
+        let launch = |this: &mut Self| {
+            this.rope_angles();
+            operations(this, rows);
+        };
+        let device = self.device.clone();
+        match self.graphs.how(rows) {
+            How::Launch => launch(self),
+            How::Record => {
+                if let Some(graph) = device.record(|| launch(self)) {
+                    self.graphs.keep(rows, graph);
+                    device.attempt(|driver| driver.replay(graph));
+                }
+            }
+            How::Replay(graph) => device.attempt(|driver| driver.replay(graph)),
         }
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.device.failure()
     }
 
     fn embed(&mut self, out: &mut Buffer, table: &Matrix, scale: f32) {
@@ -620,13 +691,26 @@ impl Backend for CudaBackend {
             .go();
     }
 
-    /// Panics if an operation before it has failed.
+    fn largest<'a>(&'a mut self, x: &'a Buffer, rows: usize, width: usize) -> Option<&'a [u32]> {
+        assert!(rows <= self.limits.rows);
+        self.device
+            .launch("largest", [rows], width.div_ceil(16).next_multiple_of(32).clamp(32, 1024))
+            .pointer(self.found.at())
+            .pointer(x.rows(rows, width))
+            .int(width)
+            .go();
+        self.found_on_host.clear();
+        self.found_on_host.resize(rows, u32::MAX);
+        self.device.attempt(|driver| driver.download(bytes_of_mut(&mut self.found_on_host), self.found.at()));
+        Some(&self.found_on_host)
+    }
+
     fn read<'a>(&'a mut self, buffer: &'a Buffer, rows: usize, width: usize) -> &'a [f32] {
         let at = buffer.rows(rows, width);
         self.host.resize(rows * width, 0.0);
         self.device.attempt(|driver| driver.download(bytes_of_mut(&mut self.host), at));
-        if let Some(failure) = self.device.failure() {
-            panic!("{failure}");
+        if self.device.failure().is_some() {
+            self.host.fill(f32::NAN);
         }
         &self.host
     }

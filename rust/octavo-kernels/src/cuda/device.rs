@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::driver::{Address, Argument, ArgumentKind, Driver, Launch};
+use super::driver::{Address, Argument, ArgumentKind, Driver, GraphId, Launch};
 use super::nvidia::Nvidia;
 use crate::{BackendError, Result};
 
@@ -77,6 +77,20 @@ impl Device {
         if failure.is_none() {
             *failure = act(&*self.driver).err();
         }
+    }
+
+    /// A graph of what `act` launches. `None`: something has failed.
+    pub fn record(&self, act: impl FnOnce()) -> Option<GraphId> {
+        self.attempt(|driver| driver.begin_recording());
+        if self.failure().is_some() {
+            return None;
+        }
+        act();
+        // Recording ends whatever has failed in between.
+        let recorded = self.driver.end_recording();
+        let mut graph = None;
+        self.attempt(|_| recorded.map(|recorded| graph = Some(recorded)));
+        graph
     }
 
     /// What has failed, if anything.

@@ -23,7 +23,21 @@ pub struct Nvidia {
     stream: sys::CUstream,
     modules: Vec<sys::CUmodule>,
     state: Mutex<State>,
+    staging: Mutex<Option<Staging>>,
 }
+
+/// Pinned memory that everything goes through on its way to the device, in two halves: one is filled while the other is
+/// copied. So a large upload is a pipeline, and a small one costs no wait.
+struct Staging {
+    at: *mut u8,
+    /// What the half holds has been copied.
+    copied: [sys::CUevent; 2],
+    half: usize,
+    used: usize,
+}
+
+/// Bytes of a half.
+const HALF_BYTES: usize = 4 << 20;
 
 #[derive(Default)]
 struct State {
@@ -62,9 +76,9 @@ fn start() -> Result<()> {
     // SAFETY: opening the driver's library runs its initialisers, which is what it is for.
     if !unsafe { sys::is_culib_present() } {
         let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        return Err(BackendError::Device(format!(
-            "there is no CUDA driver: the dynamic linker finds no {LIBRARY} (nor libcuda.so) in LD_LIBRARY_PATH \
-             ({path:?}), its cache or the system's folders; it comes with NVIDIA's driver, not with a toolkit"
+        return Err(BackendError::Unsupported(format!(
+            "there is no CUDA driver for a device: the dynamic linker finds no {LIBRARY} (nor libcuda.so) in \
+             LD_LIBRARY_PATH ({path:?}), its cache or the system's folders; it comes with NVIDIA's driver, not with a toolkit"
         )));
     }
     result::init().map_err(failed("the CUDA driver does not start"))
@@ -101,8 +115,8 @@ impl Nvidia {
     pub fn open(ordinal: usize) -> Result<Self> {
         if image::IMAGES.is_empty() {
             return Err(BackendError::Unsupported(
-                "this build of octavo has no CUDA kernels: it was built without nvcc ($NVCC, $CUDA_HOME/bin/nvcc or \
-                 nvcc on the path)"
+                "this build of octavo has no kernels for a CUDA device: it was built without nvcc ($NVCC, \
+                 $CUDA_HOME/bin/nvcc or nvcc on the path)"
                     .to_owned(),
             ));
         }
@@ -119,9 +133,11 @@ impl Nvidia {
         let opened = failed("opening the device");
         // SAFETY: the device was given by the driver; what is retained is released in `drop`.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(&opened)?;
-        let (stream, modules, state) = (std::ptr::null_mut(), Vec::new(), Mutex::default());
-        let mut this = Self { info, device, context, stream, modules, state };
+        let (stream, modules) = (std::ptr::null_mut(), Vec::new());
+        let (state, staging) = (Mutex::default(), Mutex::default());
+        let mut this = Self { info, device, context, stream, modules, state, staging };
         this.enter()?;
+        this.staging = Mutex::new(Some(Staging::new().map_err(&opened)?));
         this.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(&opened)?;
         for (name, image) in image::IMAGES {
             // SAFETY: an image as nvcc made it, whole and aligned.
@@ -180,6 +196,51 @@ impl Nvidia {
     }
 }
 
+impl Staging {
+    fn new() -> Result<Self, DriverError> {
+        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let copied = [event()?, event()?];
+        // SAFETY: given back by `free` only.
+        let at = unsafe { result::malloc_host(2 * HALF_BYTES, 0) }?;
+        Ok(Self { at: at.cast(), copied, half: 0, used: 0 })
+    }
+
+    /// Uploads at most a half. `from` may be used again at once.
+    fn upload(&mut self, to: Address, from: &[u8], stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: the events live until `free`; the stream is the device's own.
+        unsafe {
+            if self.used + from.len() > HALF_BYTES {
+                result::event::record(self.copied[self.half], stream)?;
+                (self.half, self.used) = (1 - self.half, 0);
+                result::event::synchronize(self.copied[self.half])?;
+            }
+        }
+        let first = self.half * HALF_BYTES + self.used;
+        self.used += from.len();
+        // SAFETY: within the half, no byte of which is written again before its event says that it has been copied. Callers
+        // own what is written on the device.
+        unsafe {
+            let place = std::slice::from_raw_parts_mut(self.at.add(first), from.len());
+            place.copy_from_slice(from);
+            result::memcpy_htod_async(to, place, stream)
+        }
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Safety
+    /// Nothing is being copied any more, and the context is the thread's own.
+    unsafe fn free(self) {
+        // SAFETY: taken in `new`; given back once. Errors cannot be told to anybody.
+        unsafe {
+            let _ = result::free_host(self.at.cast());
+            for event in self.copied {
+                let _ = result::event::destroy(event);
+            }
+        }
+    }
+}
+
 impl Driver for Nvidia {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -217,8 +278,13 @@ impl Driver for Nvidia {
 
     fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
         self.enter()?;
-        // SAFETY: callers own what is written; memory of the host that is not pinned has been read when this returns.
-        unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(failed("uploading"))
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(staging) = staging.as_mut() else { return Err(BackendError::Device("no pinned memory".into())) };
+        for (number, piece) in from.chunks(HALF_BYTES).enumerate() {
+            let to = to + (number * HALF_BYTES) as Address;
+            staging.upload(to, piece, self.stream).map_err(failed("uploading"))?;
+        }
+        Ok(())
     }
 
     fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
@@ -311,10 +377,15 @@ impl Drop for Nvidia {
             return;
         }
         let graphs: Vec<Graph> = self.state().graphs.drain().map(|(_, graph)| graph).collect();
+        let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
         // SAFETY: everything was given by the driver, and nobody is left to use it. Errors cannot be told to anybody.
         unsafe {
             for Graph(graph) in graphs {
                 let _ = result::graph::exec_destroy(graph);
+            }
+            let _ = result::stream::synchronize(self.stream);
+            if let Some(staging) = staging {
+                staging.free();
             }
             for &module in &self.modules {
                 let _ = result::module::unload(module);

@@ -204,7 +204,7 @@ impl State {
                 launch.shared_bytes as usize,
                 arguments.as_ptr(),
                 arguments.len(),
-                self.launches % 2 == 0,
+                self.launches.is_multiple_of(2),
                 message.as_mut_ptr().cast(),
                 message.len(),
             )

@@ -1,87 +1,28 @@
 //! The door: callers of any thread come in here. Everything that one request costs before the engine thread sees it
 //! (template, tokenizing, checking) happens on the caller's thread.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::mailbox::{ChoiceResult, Mailbox, Next, Wake};
+use super::call::{Options, Prompt, SubmitError};
+use super::config::EngineConfig;
+use super::mailbox::Mailbox;
 use super::outlet::Outlet;
+use super::session::{Said, Session, Turn};
+use super::shared::{CLOSED, Message, Reply, Shared};
+use super::ticket::Ticket;
 use crate::grammar::{Grammars, Guide};
+use crate::kv::CacheExplanation;
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{SchedulerConfig, SchedulerStats};
+use crate::schedule::{Forecast, SchedulerConfig, SchedulerStats};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
-use crate::stages::tokenize::{ChatError, ChatTemplate, RenderInput, Rendered, Special, Tokenizer};
-
-/// What a caller may send.
-#[derive(Clone, Debug)]
-pub enum Prompt {
-    /// Text; tokens that the tokenizer adds by itself (BOS) are added, special tokens in it are recognised.
-    Text(String),
-    /// Messages for the model's chat template.
-    Chat(Box<RenderInput>),
-    /// Token ids, taken as they are.
-    Tokens(Vec<u32>),
-}
-
-/// Everything about a call besides its prompt and parameters.
-#[derive(Clone)]
-pub struct Options {
-    /// How many answers.
-    pub choices: usize,
-    /// What is wanted back.
-    pub wanted: Wanted,
-    /// Higher goes first.
-    pub priority: i32,
-    /// How long the answer is worth something.
-    pub deadline: Option<Duration>,
-    /// Namespace of cached prefixes.
-    pub cache_salt: String,
-    /// Whose call it is.
-    pub user: String,
-    /// Whether the caller reads tokens as they come, or only the end.
-    pub every_token: bool,
-    /// Told when something arrives.
-    pub waker: Option<Arc<dyn Wake>>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            choices: 1,
-            wanted: Wanted::Tokens,
-            priority: 0,
-            deadline: None,
-            cache_salt: String::new(),
-            user: String::new(),
-            every_token: false,
-            waker: None,
-        }
-    }
-}
-
-/// Why a call was not taken. Nothing has been computed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// The prompt or a parameter is impossible.
-    #[error("{0}")]
-    Invalid(String),
-    /// As many requests are running and waiting as may.
-    #[error("the queue is full: {live} requests are running or waiting, at most {most} may (max_num_seqs + max_queue)")]
-    QueueFull {
-        /// Running and waiting.
-        live: usize,
-        /// `max_num_seqs + max_queue`.
-        most: usize,
-    },
-    /// The engine has been closed, or has died of the reason given.
-    #[error("{0}")]
-    Closed(String),
-}
+use crate::stages::tokenize::{ChatError, ChatTemplate, Encoding, RenderInput, Rendered, Special, Tokenizer};
 
 /// What is fixed once a model is loaded.
 #[derive(Clone, Debug)]
@@ -114,65 +55,16 @@ pub struct Facts {
     pub notices: Vec<String>,
 }
 
-/// What goes to the engine thread.
-pub(super) enum Message {
-    /// A new request and where its answer goes.
-    Submit(Box<Request>, Box<Outlet>),
-    /// Give this one up.
-    Cancel(RequestId),
-    /// Answer with the state of things.
-    Stats(SyncSender<SchedulerStats>),
-    /// End everything and stop.
-    Close,
-}
-
-/// What the door and the engine thread share.
-pub(super) struct Shared {
-    /// Requests between the door and their end.
-    pub live: AtomicUsize,
-    /// Why no request is taken any more; `None`: open.
-    pub closed: Mutex<Option<String>>,
-    /// Asked by the engine thread between steps, so that closing does not wait for the queue.
-    pub closing: AtomicBool,
-    /// Zero of [`Time`].
-    pub epoch: Instant,
-}
-
-impl Shared {
-    /// The engine's clock.
-    pub fn now(&self) -> Time {
-        Time(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    /// Refuses everything from now on, for `reason`. The first reason stays.
-    pub fn close(&self, reason: &str) {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
-    }
-
-    /// Why it is closed.
-    pub fn reason(&self) -> String {
-        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        closed.clone().unwrap_or_else(|| CLOSED.to_owned())
-    }
-
-    fn is_open(&self) -> bool {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_none()
-    }
-
-    fn open(&self) -> Result<(), SubmitError> {
-        if self.is_open() { Ok(()) } else { Err(SubmitError::Closed(self.reason())) }
-    }
-}
-
 /// A loaded model and the thread that runs it. Shared by any number of callers; dropping it closes it.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
     pub(super) inbox: Sender<Message>,
     pub(super) thread: Mutex<Option<JoinHandle<()>>>,
     pub(super) next_id: AtomicU64,
-    pub(super) seed: u64,
     pub(super) limits: SchedulerConfig,
-    pub(super) prefix_caching: bool,
+    /// Where the model is, and how it was loaded.
+    pub(super) path: PathBuf,
+    pub(super) config: EngineConfig,
     pub(super) facts: Facts,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
@@ -206,9 +98,15 @@ impl Engine {
     }
 
     /// The token ids of a prompt, as the engine will run them.
-    pub fn token_ids(&self, prompt: &Prompt) -> Result<Vec<u32>, SubmitError> {
-        let ids = match prompt {
-            Prompt::Tokens(ids) => ids.clone(),
+    pub fn token_ids(&self, prompt: &Prompt, session: Option<&Session>) -> Result<Vec<u32>, SubmitError> {
+        self.read(prompt, session).map(|(ids, _)| ids)
+    }
+
+    /// The token ids of a prompt, which go on from what was said in its session as far as they can. And what is said then.
+    fn read(&self, prompt: &Prompt, session: Option<&Session>) -> Result<(Vec<u32>, Option<Said>), SubmitError> {
+        let rendered;
+        let (text, encoding) = match prompt {
+            Prompt::Tokens(ids) => (None, Encoding { ids: ids.clone(), offsets: Vec::new() }),
             Prompt::Text(text) if text.len() > self.most_prompt_bytes => {
                 // Said before megabytes are tokenized for nothing.
                 return Err(SubmitError::Invalid(format!(
@@ -218,14 +116,23 @@ impl Engine {
                 )));
             }
             Prompt::Text(text) => match self.tokenizer.encode(text, Special::Parse, true) {
-                Ok(encoding) => without_second_bos(encoding.ids, self.tokenizer.bos()),
+                Ok(encoding) => (Some(text), without_second_bos(encoding, self.tokenizer.bos())),
                 Err(error) => return Err(SubmitError::Invalid(error.to_string())),
             },
-            Prompt::Chat(input) => self.render(input)?.encoding.ids,
+            Prompt::Chat(input) => {
+                let Rendered { text, encoding } = self.render(input)?;
+                rendered = text;
+                (Some(&rendered), encoding)
+            }
         };
+        let ids = match (session, text) {
+            (Some(session), Some(text)) => session.transcript.go_on(text, &encoding, &self.tokenizer),
+            _ => encoding.ids.clone(),
+        };
+        let said = session.map(|_| Said::prompt(&ids, text.map(|text| (text.as_str(), &encoding)), &self.tokenizer));
         // A tokenizer may know more tokens than the model has embeddings for.
         match ids.iter().position(|&id| id as usize >= self.facts.vocab) {
-            None => Ok(ids),
+            None => Ok((ids, said)),
             Some(at) => {
                 let (id, vocab) = (ids[at], self.facts.vocab);
                 Err(SubmitError::Invalid(format!("prompt[{at}] is {id}, the vocabulary has {vocab} tokens")))
@@ -244,7 +151,22 @@ impl Engine {
                 self.limits.max_num_seqs, options.choices
             )));
         }
-        let ids: Arc<[u32]> = self.token_ids(prompt)?.into();
+        let session = options.session.as_deref();
+        if session.is_some() && (options.choices > 1 || options.wanted != Wanted::Tokens) {
+            return Err(SubmitError::Invalid(format!(
+                "a session goes on with one answer, so n must be 1 in it, not {}",
+                options.choices
+            )));
+        }
+        let mut turn = match session.map(|session| session.transcript.begin(&self.tokenizer)) {
+            Some(None) => return Err(SubmitError::Invalid(ONE_TURN.into())),
+            begun => begun.flatten(),
+        };
+        let (ids, said) = self.read(prompt, session)?;
+        if let Some((turn, said)) = turn.as_mut().zip(said) {
+            turn.said = said;
+        }
+        let ids: Arc<[u32]> = ids.into();
         if let Wanted::Scores { from } = options.wanted
             && !(1..ids.len()).contains(&from)
         {
@@ -256,8 +178,15 @@ impl Engine {
         }
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
-        self.enter(options.choices)?;
-        Ok(self.send(ids, params, guides, options, begun))
+        let live = self.enter(ids.len(), &options)?;
+        let forecast = self.shared.forecast(ids.len(), &options, live);
+        if let Some(error) = self.too_late(&forecast, &options, begun) {
+            self.shared.live.fetch_sub(options.choices, Ordering::AcqRel);
+            return Err(error);
+        }
+        let mut ticket = self.send(ids, params, guides, options, turn, begun);
+        ticket.predicted_ttft_ns = forecast.ttft_ns.map(|ns| ns.saturating_add(ticket.tokenize_ns));
+        Ok(ticket)
     }
 
     /// A guide for each choice, if the answer is held to something.
@@ -273,13 +202,26 @@ impl Engine {
         }
     }
 
-    /// Takes `count` places, or none.
-    fn enter(&self, count: usize) -> Result<(), SubmitError> {
-        let most = limits::most_living(&self.limits);
+    /// Takes a place for each choice, or none. Says how many were taken before.
+    fn enter(&self, tokens: usize, options: &Options) -> Result<usize, SubmitError> {
+        let (count, most) = (options.choices, limits::most_living(&self.limits));
         let entered = self.shared.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, |live| {
             Some(live + count).filter(|&after| after <= most)
         });
-        entered.map(drop).map_err(|live| SubmitError::QueueFull { live, most })
+        entered.map_err(|live| {
+            let place = self.shared.forecast(tokens, options, live).place_ns;
+            let beyond = (live + count - most) as u64;
+            let retry_after = place.map(|ns| Duration::from_nanos(ns.saturating_mul(beyond)));
+            SubmitError::QueueFull { live, most, retry_after }
+        })
+    }
+
+    /// Why a call is not worth taking, if so: only those who are certainly served before it take longer than it has.
+    fn too_late(&self, forecast: &Forecast, options: &Options, begun: Time) -> Option<SubmitError> {
+        let deadline = options.deadline?;
+        let wait = Duration::from_nanos(forecast.least_ns.saturating_add(self.shared.now().since(begun)));
+        let late = forecast.least_ns > 0 && wait > deadline;
+        late.then(|| SubmitError::TooLate { deadline, wait, retry_after: wait - deadline })
     }
 
     fn send(
@@ -288,6 +230,7 @@ impl Engine {
         params: SamplingParams,
         guides: Vec<Arc<Guide>>,
         options: Options,
+        mut turn: Option<Turn>,
         begun: Time,
     ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
@@ -297,14 +240,15 @@ impl Engine {
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
         let user: Arc<str> = options.user.into();
         let arrived = self.shared.now();
-        for index in 0..options.choices {
+        let seeds: Vec<u64> = (0..options.choices).map(|index| self.seed(&params, first, index)).collect();
+        for (index, &seed) in seeds.iter().enumerate() {
             let id = RequestId(first + index as u64);
             let request = Request {
                 id,
                 prompt: prompt.clone(),
                 params: params.clone(),
                 wanted: options.wanted,
-                seed: self.seed(&params, first, index),
+                seed,
                 end_token_ids: end_token_ids.clone(),
                 guide: guides.get(index).cloned(),
                 priority: options.priority,
@@ -313,11 +257,13 @@ impl Engine {
                     Time(begun.0.saturating_add(nanoseconds))
                 }),
                 cache_salt: cache_salt.clone(),
+                session: options.session.as_ref().map(|session| session.id()),
                 user: user.clone(),
                 arrived,
             };
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
-            let outlet = Outlet::new(&request, text, mailbox.clone(), index, self.shared.clone());
+            let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn.take(), self.shared.clone());
+            self.shared.unseen_tokens.fetch_add(prompt.len(), Ordering::AcqRel);
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
@@ -326,15 +272,22 @@ impl Engine {
             inbox: self.inbox.clone(),
             ids: first..first + options.choices as u64,
             prompt,
+            params,
+            seeds,
             tokenize_ns: arrived.since(begun),
+            predicted_ttft_ns: None,
+            transcript: options.session.map(|session| session.transcript.clone()),
             shared: self.shared.clone(),
         }
     }
 
     /// Who may share blocks with a call. Without prefix caching only its own choices, and scores of one namespace.
     fn namespace(&self, options: &Options, first: u64) -> Option<Arc<str>> {
-        let salt = options.cache_salt.as_str();
-        match (self.prefix_caching, options.wanted, options.choices) {
+        let salt = options.session.as_ref().map_or(options.cache_salt.as_str(), |session| session.cache_salt());
+        if !options.shares_prefixes {
+            return None;
+        }
+        match (self.config.enable_prefix_caching, options.wanted, options.choices) {
             (true, ..) => Some(salt.into()),
             (false, Wanted::Scores { .. }, _) => Some(format!("scores\0{salt}").into()),
             (false, _, 1) => None,
@@ -344,8 +297,13 @@ impl Engine {
 
     /// A request's own seed; the first choice of a seeded call keeps the call's, so that `n` does not change it.
     fn seed(&self, params: &SamplingParams, first: u64, index: usize) -> u64 {
-        let call = params.seed.unwrap_or_else(|| random::mix(self.seed, first));
+        let call = params.seed.unwrap_or_else(|| random::mix(self.config.seed, first));
         if index == 0 { call } else { random::mix(call, index as u64) }
+    }
+
+    /// Its clock.
+    pub fn now(&self) -> Time {
+        self.shared.now()
     }
 
     /// Whether it takes calls.
@@ -353,13 +311,34 @@ impl Engine {
         self.shared.is_open()
     }
 
+    /// Whether the device has failed, and the engine and every request in it with that.
+    pub fn device_failed(&self) -> bool {
+        self.shared.device_failed.load(Ordering::Acquire)
+    }
+
     /// Asks for counters and gauges, as of the end of the current step.
-    pub fn stats(&self) -> Result<StatsReply, SubmitError> {
+    pub fn stats(&self) -> Result<Reply<SchedulerStats>, SubmitError> {
+        self.ask(Message::Stats)
+    }
+
+    /// Asks what a prompt would find in the cache, and why not more. Only what is in its own namespace enters.
+    pub fn explain(
+        &self,
+        prompt: Vec<u32>,
+        cache_salt: &str,
+        session: Option<&Session>,
+    ) -> Result<Reply<CacheExplanation>, SubmitError> {
+        let salt = session.map_or(cache_salt, Session::cache_salt);
+        let salt = self.config.enable_prefix_caching.then(|| salt.into());
+        self.ask(|answer| Message::Explain(prompt, salt, session.map(Session::id), answer))
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(SyncSender<T>) -> Message) -> Result<Reply<T>, SubmitError> {
         self.shared.open()?;
         let (answer, reply) = sync_channel(1);
         // A closed inbox drops the message, and the reply says so.
-        let _ = self.inbox.send(Message::Stats(answer));
-        Ok(StatsReply { reply, shared: self.shared.clone() })
+        let _ = self.inbox.send(question(answer));
+        Ok(Reply { reply, shared: self.shared.clone() })
     }
 
     /// Ends every request in flight with an error, stops the thread and frees the model. Idempotent; returns once all is
@@ -377,38 +356,20 @@ impl Engine {
     }
 }
 
-/// Counters that have been asked for.
-pub struct StatsReply {
-    reply: Receiver<SchedulerStats>,
-    shared: Arc<Shared>,
-}
-
-impl StatsReply {
-    /// Waits for them, up to `patience`. `None`: not yet.
-    pub fn within(&mut self, patience: Duration) -> Option<Result<SchedulerStats, SubmitError>> {
-        match self.reply.recv_timeout(patience) {
-            Ok(stats) => Some(Ok(stats)),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Err(SubmitError::Closed(self.shared.reason()))),
-        }
-    }
-}
-
 impl Drop for Engine {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// What calls hear that come after the end.
-pub(super) const CLOSED: &str = "the engine has been closed";
-
 /// A text that already begins with BOS (a rendered template, say) gets no second one.
-fn without_second_bos(mut ids: Vec<u32>, bos: Option<u32>) -> Vec<u32> {
+fn without_second_bos(mut encoding: Encoding, bos: Option<u32>) -> Encoding {
+    let Encoding { ids, offsets } = &mut encoding;
     if bos.is_some() && ids.len() > 1 && [ids[0], ids[1]].map(Some) == [bos; 2] {
         ids.remove(0);
+        offsets.remove(0);
     }
-    ids
+    encoding
 }
 
 fn stream_params(params: &SamplingParams) -> StreamParams {
@@ -421,67 +382,7 @@ fn stream_params(params: &SamplingParams) -> StreamParams {
     }
 }
 
+const ONE_TURN: &str = "the session's last turn is still running: a conversation has one turn at a time";
+
 const NO_TEMPLATE: &str =
     "this model has no chat template; give one as chat_template, or the prompt as text or token ids";
-
-/// A call in flight. Dropping it gives it up.
-pub struct Ticket {
-    mailbox: Arc<Mailbox>,
-    inbox: Sender<Message>,
-    ids: std::ops::Range<u64>,
-    prompt: Arc<[u32]>,
-    tokenize_ns: u64,
-    shared: Arc<Shared>,
-}
-
-impl Ticket {
-    /// Waits for something new, up to `patience`.
-    pub fn next_within(&self, patience: Duration) -> Next {
-        self.mailbox.next_within(patience)
-    }
-
-    /// Whether all is over; waits for it up to `patience`.
-    pub fn finished_within(&self, patience: Duration) -> bool {
-        self.mailbox.finished_within(patience)
-    }
-
-    /// Moves the finished choices out. `None` before the end, or if they have been taken.
-    pub fn take_results(&self) -> Option<Vec<ChoiceResult>> {
-        self.mailbox.take_results()
-    }
-
-    /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended.
-    pub fn cancel(&self) {
-        for id in self.ids.clone() {
-            let _ = self.inbox.send(Message::Cancel(RequestId(id)));
-        }
-    }
-
-    /// The prompt's token ids.
-    pub fn prompt_token_ids(&self) -> &Arc<[u32]> {
-        &self.prompt
-    }
-
-    /// Nanoseconds from the door to the queue: template, tokenizing, checks.
-    pub fn tokenize_ns(&self) -> u64 {
-        self.tokenize_ns
-    }
-
-    /// The engine's clock, for the time a finished answer waits for its reader.
-    pub fn now(&self) -> Time {
-        self.shared.now()
-    }
-
-    /// Tokens that have arrived so far, over all choices.
-    pub fn tokens(&self) -> usize {
-        self.mailbox.tokens()
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if !self.mailbox.finished_within(Duration::ZERO) {
-            self.cancel();
-        }
-    }
-}

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use octavo_kernels::cpu::{CpuBackend, CpuConfig};
 use octavo_kernels::cuda::{self, CudaBackend};
@@ -14,8 +14,9 @@ use octavo_kernels::reference::{Activations, ReferenceBackend};
 use octavo_kernels::{Backend, BackendError, CacheDtype, StepLimits};
 
 use super::config::{Device, EngineConfig};
-use super::handle::{Engine, Facts, Message, Shared};
+use super::handle::{Engine, Facts};
 use super::run::Runner;
+use super::shared::{Message, Shared};
 use crate::error::LoadError;
 use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;
@@ -25,6 +26,7 @@ use crate::grammar::Grammars;
 use crate::load::{ModelFiles, WeightDtype};
 use crate::model::weights::{self, MatrixBytes};
 use crate::model::{Decoder, Model, Weights};
+use crate::observe::readers::Readers;
 use crate::schedule::{Scheduler, SchedulerConfig};
 use crate::stages::tokenize::{ChatTemplate, Tokenizer};
 
@@ -38,18 +40,13 @@ pub fn open(
     config.validate().map_err(LoadError::Setting)?;
     let (inbox, messages) = channel();
     let (news, told) = channel();
-    let shared = Arc::new(Shared {
-        live: AtomicUsize::new(0),
-        closed: Mutex::new(None),
-        closing: AtomicBool::new(false),
-        epoch: Instant::now(),
-    });
-    let loader = Loader { config: config.clone(), shared: shared.clone(), inbox: messages, news };
-    let path = path.to_owned();
+    let shared = Arc::new(Shared::new());
+    let loader = Loader { config: config.clone(), shared: shared.clone(), news };
+    let from = path.to_owned();
     let cannot_start = |source| LoadError::Setting(format!("the engine's thread cannot be started: {source}"));
     let thread = std::thread::Builder::new()
         .name("octavo-engine".to_owned())
-        .spawn(move || loader.load_and_run(&path))
+        .spawn(move || loader.load_and_run(&from, messages))
         .map_err(cannot_start)?;
     let loaded = listen(&told, &shared, progress);
     match loaded {
@@ -59,9 +56,9 @@ pub fn open(
             inbox,
             thread: Mutex::new(Some(thread)),
             next_id: AtomicU64::new(0),
-            seed: config.seed,
             limits: loaded.limits,
-            prefix_caching: config.enable_prefix_caching,
+            path: path.to_owned(),
+            config,
             grammars: Grammars::new(loaded.tokenizer.clone(), loaded.facts.vocab, loaded.end_token_ids.clone()),
             facts: loaded.facts,
             tokenizer: loaded.tokenizer,
@@ -89,19 +86,19 @@ fn most_prompt_bytes(tokenizer: &Tokenizer, max_model_len: usize) -> usize {
 }
 
 /// What the loading thread has to say.
-enum News {
+pub(super) enum News {
     Progress(u64, u64),
     Loaded(Box<Loaded>),
     Failed(LoadError),
 }
 
 /// What the door needs of a loaded model.
-struct Loaded {
-    limits: SchedulerConfig,
-    facts: Facts,
-    tokenizer: Arc<Tokenizer>,
+pub(super) struct Loaded {
+    pub limits: SchedulerConfig,
+    pub facts: Facts,
+    pub tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
-    end_token_ids: Arc<[u32]>,
+    pub end_token_ids: Arc<[u32]>,
 }
 
 fn listen(
@@ -131,22 +128,32 @@ fn listen(
 }
 
 /// The engine's thread before it has a model.
-struct Loader {
-    config: EngineConfig,
-    shared: Arc<Shared>,
-    inbox: Receiver<Message>,
-    news: Sender<News>,
+pub(super) struct Loader {
+    pub config: EngineConfig,
+    pub shared: Arc<Shared>,
+    pub news: Sender<News>,
 }
 
 impl Loader {
-    fn load_and_run(self, path: &Path) {
+    fn load_and_run(self, path: &Path, inbox: Receiver<Message>) {
         match self.load(path) {
             Ok((loaded, scheduler, executor)) => {
-                let Self { shared, inbox, news, .. } = self;
+                let Self { shared, news, .. } = self;
                 // Fails only if the opening thread is gone; then its end of the inbox is too, and the loop ends at once.
                 let _ = news.send(News::Loaded(Box::new(loaded)));
                 drop(news);
-                Runner { scheduler, executor, inbox, shared, outlets: HashMap::new(), touched: Vec::new() }.run();
+                shared.publish(scheduler.load());
+                Runner {
+                    scheduler,
+                    executor,
+                    inbox,
+                    shared,
+                    outlets: HashMap::new(),
+                    touched: Vec::new(),
+                    recorder: None,
+                    readers: Readers::default(),
+                }
+                .run();
             }
             Err(error) => {
                 let _ = self.news.send(News::Failed(error));
@@ -154,7 +161,7 @@ impl Loader {
         }
     }
 
-    fn load(&self, path: &Path) -> Result<(Loaded, Scheduler, Box<dyn Executor>), LoadError> {
+    pub fn load(&self, path: &Path) -> Result<(Loaded, Scheduler, Box<dyn Executor>), LoadError> {
         let files = ModelFiles::open(path)?.run_as(self.config.dtype);
         let model = Model::of(&files)?;
         let matrices = weights::check(&files, &model)?;
@@ -209,7 +216,8 @@ impl Loader {
     ) -> Result<MemoryPlan, LoadError> {
         let dtype = match self.config.device {
             Device::Reference => CacheDtype::F32,
-            _ => matrices.cache_dtype(),
+            Device::Cpu => matrices.cache_dtype(),
+            Device::Cuda(_) | Device::CudaShim => matrices.gpu_cache_dtype(),
         };
         let (free_bytes, weights_bytes) = match gpu {
             None => (free_memory_bytes(), matrices.packed),

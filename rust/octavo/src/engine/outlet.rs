@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::handle::Shared;
 use super::mailbox::{Mailbox, Wake};
+use super::session::Turn;
+use super::shared::Shared;
 use crate::execute::Drawn;
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, Request, SamplingParams, StopReason, Time};
@@ -23,15 +24,36 @@ pub(super) struct Outlet {
     /// The stop string that has ended the text; later tokens of the same step are not shown.
     stopped: Option<String>,
     ended: bool,
+    /// Whose turn it is, if it is one of a session.
+    turn: Option<Turn>,
     shared: Arc<Shared>,
 }
 
 impl Outlet {
     /// For the choice `index` of `mailbox`. Holds one of the places that `shared` counts.
-    pub fn new(request: &Request, text: TextStream, mailbox: Arc<Mailbox>, index: usize, shared: Arc<Shared>) -> Self {
+    pub fn new(
+        request: &Request,
+        text: TextStream,
+        mailbox: Arc<Mailbox>,
+        index: usize,
+        turn: Option<Turn>,
+        shared: Arc<Shared>,
+    ) -> Self {
         let Request { params, end_token_ids, arrived, .. } = request;
         let (params, end_token_ids, arrived) = (params.clone(), end_token_ids.clone(), *arrived);
-        Self { text, mailbox, index, params, end_token_ids, arrived, tokens: 0, stopped: None, ended: false, shared }
+        Self {
+            text,
+            mailbox,
+            index,
+            params,
+            end_token_ids,
+            arrived,
+            tokens: 0,
+            stopped: None,
+            ended: false,
+            turn,
+            shared,
+        }
     }
 
     /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.
@@ -40,6 +62,9 @@ impl Outlet {
             return None;
         }
         self.tokens += 1;
+        if let Some(turn) = &mut self.turn {
+            turn.push(drawn.token_id);
+        }
         // A token that ends the generation leaves no text of its own (it cannot be drawn before `min_tokens`).
         let silent = self.ends(drawn.token_id) && !self.params.include_stop_str_in_output;
         let pushed = if silent { Default::default() } else { self.text.push(drawn.token_id, self.may_stop()) };
@@ -69,6 +94,9 @@ impl Outlet {
             (_, Some(stop), Finish::Length | Finish::Stop(_)) => Finish::Stop(StopReason::StopString(stop)),
             (_, _, finish) => finish,
         };
+        if let Some(turn) = self.turn.take() {
+            turn.finish(&finish);
+        }
         self.shared.live.fetch_sub(1, Ordering::AcqRel);
         self.mailbox.finish(self.index, &tail.text, finish, record);
     }

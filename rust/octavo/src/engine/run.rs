@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
 
-use super::handle::{CLOSED, Message, Shared};
 use super::mailbox::Wake;
 use super::outlet::Outlet;
+use super::shared::{CLOSED, Message, Shared};
 use crate::execute::Executor;
-use crate::request::RequestId;
+use crate::observe::readers::Readers;
+use crate::observe::record::{Header, Recorder};
+use crate::request::{RequestId, Time};
 use crate::schedule::{Command, Event, Scheduler};
 
 /// Everything the engine thread owns.
@@ -22,6 +25,10 @@ pub(super) struct Runner {
     pub outlets: HashMap<RequestId, Outlet>,
     /// Wakers touched by this step, each to be woken once.
     pub touched: Vec<Arc<dyn Wake>>,
+    /// Writes down what the scheduler is told and what it decides, if somebody wants that.
+    pub recorder: Option<Recorder>,
+    /// Whom to tell what happens.
+    pub readers: Readers,
 }
 
 /// Whether the loop goes on.
@@ -38,7 +45,10 @@ impl Runner {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let reason = match self.until_closed() {
                 Ok(()) => CLOSED.to_owned(),
-                Err(failure) => format!("the engine stopped: {failure}"),
+                Err(failure) => {
+                    self.shared.device_failed.store(true, Ordering::Release);
+                    format!("the engine stopped: {failure}")
+                }
             };
             self.shared.close(&reason);
             self.scheduler.fail_all(&reason, self.shared.now());
@@ -49,6 +59,17 @@ impl Runner {
         }
         // Those that had ended when it panicked; what is left, here or in the inbox, ends as it is dropped (see `Outlet`).
         self.wake_all();
+        self.finish_recording();
+    }
+
+    /// The engine is about to end, and perhaps the process: what was recorded has to be in the file first.
+    fn finish_recording(&mut self) {
+        if let Some(recorder) = self.recorder.take() {
+            let recording = recorder.recording();
+            drop(recorder);
+            // Whoever holds the recording learns of an error there.
+            let _ = recording.ended_within(PATIENCE_OF_DISK);
+        }
     }
 
     fn until_closed(&mut self) -> Result<(), String> {
@@ -64,7 +85,12 @@ impl Runner {
 
     /// One step. `false`: there was nothing to compute.
     fn step(&mut self) -> Result<bool, String> {
-        let batch = self.scheduler.schedule(self.shared.now());
+        let now = self.shared.now();
+        let batch = self.scheduler.schedule(now);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.planned(batch.as_ref(), now);
+        }
+        self.shared.publish(self.scheduler.load());
         let computed = match batch {
             None => false,
             Some(batch) => {
@@ -72,11 +98,18 @@ impl Runner {
                 self.deliver();
                 self.executor.launch(&batch)?;
                 let output = self.executor.collect()?;
-                self.scheduler.commit(batch, output, self.shared.now());
+                let now = self.shared.now();
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.committed(&output, now);
+                }
+                self.scheduler.commit(batch, output, now);
                 true
             }
         };
         self.deliver();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.flush();
+        }
         Ok(computed)
     }
 
@@ -94,28 +127,75 @@ impl Runner {
         }
     }
 
-    /// Sleeps until a command arrives. (Nothing else can bring work: a living request always has something to run.)
+    /// Sleeps until a command arrives, or what a session keeps is due. (Nothing else can bring work: a living request
+    /// always has something to run.)
     fn wait(&mut self) -> Flow {
-        self.inbox.recv().map_or(Flow::Closed, |message| self.apply(message))
+        let received = match self.scheduler.next_expiry() {
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(due) => self.inbox.recv_timeout(Duration::from_nanos(due.since(self.shared.now()))),
+        };
+        match received {
+            Ok(message) => self.apply(message),
+            Err(RecvTimeoutError::Timeout) => Flow::On,
+            Err(RecvTimeoutError::Disconnected) => Flow::Closed,
+        }
     }
 
     fn apply(&mut self, message: Message) -> Flow {
         let now = self.shared.now();
         match message {
             Message::Submit(request, outlet) => {
+                self.shared.unseen_tokens.fetch_sub(request.prompt.len(), Ordering::AcqRel);
                 self.outlets.insert(request.id, *outlet);
-                self.scheduler.apply(Command::Submit(request), now);
+                self.command(Command::Submit(request), now);
             }
-            Message::Cancel(id) => self.scheduler.apply(Command::Cancel(id), now),
+            Message::Tell(command) => self.command(command, now),
+            // Whoever asked may have stopped waiting.
+            Message::Session(id, answer) => _ = answer.send(self.scheduler.session(id, now)),
+            Message::Explain(prompt, salt, session, answer) => {
+                _ = answer.send(self.scheduler.explain(&prompt, salt.as_deref(), session));
+            }
             Message::Stats(answer) => {
                 // What has ended is told before it is counted: who reads the counts may rely on the places being free.
                 self.deliver();
+                self.shared.publish(self.scheduler.load());
                 // Whoever asked may have stopped waiting.
                 let _ = answer.send(self.scheduler.stats());
+            }
+            Message::Record(recording, answer) => {
+                let (recorder, header) = *recording;
+                let _ = answer.send(self.begin_recording(recorder, &header));
+            }
+            Message::EndRecording(recording) => drop(self.recorder.take_if(|recorder| recorder.is(&recording))),
+            Message::Watch(teller) => {
+                self.readers.add(teller);
+                self.scheduler.watch(true);
             }
             Message::Close => return Flow::Closed,
         }
         if self.shared.closing.load(Ordering::Acquire) { Flow::Closed } else { Flow::On }
+    }
+
+    /// The scheduler is told of nothing but through here, so that a recording has all of it.
+    fn command(&mut self, command: Command, now: Time) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.command(&command, now);
+        }
+        self.scheduler.apply(command, now);
+    }
+
+    fn begin_recording(&mut self, mut recorder: Recorder, header: &Header) -> Result<(), String> {
+        if let Some(recorder) = &self.recorder {
+            return Err(format!("a recording into {} is under way", recorder.path().display()));
+        }
+        self.deliver();
+        if !self.scheduler.start_over() {
+            let what = "a recording begins while nothing runs or waits and no session is open; close them, or wait";
+            return Err(what.to_owned());
+        }
+        recorder.begin(header);
+        self.recorder = Some(recorder);
+        Ok(())
     }
 
     /// Hands out everything the scheduler has to say. A stop string makes it say more.
@@ -127,7 +207,8 @@ impl Runner {
                     let stop = outlet.push(drawn);
                     outlet.wake(&mut self.touched);
                     if let Some(text) = stop {
-                        self.scheduler.apply(Command::StopString { id, text }, self.shared.now());
+                        let now = self.shared.now();
+                        self.command(Command::StopString { id, text }, now);
                     }
                 }
                 Event::PromptLogprobs { id, logprobs } => {
@@ -148,6 +229,11 @@ impl Runner {
             }
         }
         self.wake_all();
+        if self.scheduler.is_watched() {
+            let now = self.shared.now();
+            let read = self.readers.tell(self.scheduler.take_notes(), now);
+            self.scheduler.watch(read);
+        }
     }
 
     fn wake_all(&mut self) {
@@ -157,7 +243,11 @@ impl Runner {
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+/// How long closing waits for the rest of a recording.
+const PATIENCE_OF_DISK: Duration = Duration::from_secs(30);
+
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use octavo_kernels::Backend;
 
-use super::{Batch, Draw, Entry, EntryOutput, Executor, LogitRows, StepOutput};
+use super::{Batch, Draw, Drawn, Entry, EntryOutput, Executor, LogitRows, StepOutput};
 use crate::grammar::{Guide, Next};
 use crate::model::Decoder;
 use crate::model::decoder::LOGIT_ROWS;
-use crate::sample::{Sampler, check_numbers, logprobs};
+use crate::sample::{Sampler, check_numbers, logprobs, takes_largest};
 
 /// Runs batches through a decoder, and draws.
 pub struct LocalExecutor<B: Backend> {
@@ -30,6 +30,8 @@ struct HeadRow {
     index: usize,
     /// Which row of the batch.
     row: u32,
+    /// Nothing is wanted of it but the token with the largest logit.
+    greedy: bool,
 }
 
 impl<B: Backend> LocalExecutor<B> {
@@ -57,7 +59,11 @@ impl<B: Backend> LocalExecutor<B> {
             for (row, head_row) in rows.iter_mut().zip(slice) {
                 *row = head_row.row;
             }
-            let logits = self.decoder.logits(&rows[..slice.len()]);
+            self.decoder.head(&rows[..slice.len()]);
+            if slice.iter().all(|row| row.greedy) && Self::draw_there(&mut self.decoder, slice, &mut output) {
+                continue;
+            }
+            let logits = self.decoder.logits(slice.len());
             // Serial: a draw costs tens of microseconds, so with many sequences this is the place for threads. Rows are
             // independent, so the order in which they are drawn changes nothing.
             for (head_row, logits) in slice.iter().zip(logits.chunks_exact(vocab)) {
@@ -68,16 +74,37 @@ impl<B: Backend> LocalExecutor<B> {
         }
         output
     }
+
+    /// Draws the tokens of greedy rows where the logits are, so that nothing but tokens is read. `false`: the backend does
+    /// not, or some row has none to draw; then whoever looks at the logits can say why.
+    fn draw_there(decoder: &mut Decoder<B>, rows: &[HeadRow], output: &mut StepOutput) -> bool {
+        let Some(tokens) = decoder.largest(rows.len()) else { return false };
+        if tokens.contains(&u32::MAX) {
+            return false;
+        }
+        for (row, &token_id) in rows.iter().zip(tokens) {
+            output.entries[row.entry].drawn = Some(Ok(Drawn { token_id, logprobs: None }));
+        }
+        true
+    }
 }
 
-/// Rows that need logits, in the batch's order.
+/// Rows that need logits: first those of which nothing is wanted but their largest, then the others, in the batch's order.
 fn find_head_rows(batch: &Batch, head_rows: &mut Vec<HeadRow>) {
     head_rows.clear();
     for (number, (entry, segment)) in batch.entries.iter().zip(&batch.segments).enumerate() {
         let wanted = (0..segment.rows).filter(|&index| needs_logits(entry, index, index + 1 == segment.rows));
+        let greedy = is_greedy(entry);
         let row = |index| (segment.first_row + index) as u32;
-        head_rows.extend(wanted.map(|index| HeadRow { entry: number, index, row: row(index) }));
+        head_rows.extend(wanted.map(|index| HeadRow { entry: number, index, row: row(index), greedy }));
     }
+    head_rows.sort_by_key(|row| !row.greedy);
+}
+
+/// Whether all that is wanted of an entry is the token with the largest logit.
+fn is_greedy(entry: &Entry) -> bool {
+    let draws = entry.draw.as_ref().is_some_and(|draw| draw.params.logprobs.is_none() && takes_largest(draw));
+    draws && entry.guide.is_none() && entry.prompt_logprobs.is_none() && entry.logits == LogitRows::None
 }
 
 fn needs_logits(entry: &Entry, index: usize, last: bool) -> bool {
@@ -141,8 +168,13 @@ impl<B: Backend> Executor for LocalExecutor<B> {
     fn launch(&mut self, batch: &Batch) -> Result<(), String> {
         assert_eq!(batch.entries.len(), batch.segments.len(), "an entry per segment");
         let output = self.run(batch);
-        self.done.push_back(output);
-        Ok(())
+        match self.decoder.backend().failure() {
+            Some(failure) => Err(failure),
+            None => {
+                self.done.push_back(output);
+                Ok(())
+            }
+        }
     }
 
     fn collect(&mut self) -> Result<StepOutput, String> {

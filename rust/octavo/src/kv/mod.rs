@@ -1,23 +1,35 @@
 //! Who owns which block of the KV cache.
 //!
-//! Always true: a block is free, idle with a remembered prefix, or owned by a counted number of sequences; the three sum
+//! Always true: a block is free, idle with a remembered prefix, or owned by a counted number of holders; the three sum
 //! to the pool. A remembered block is full and all its keys and values are committed, so nobody writes into it again.
 //!
 //! Not here: the keys and values themselves (the executor has them), and who deserves a block (see
 //! [`stages`](crate::stages)).
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
+use crate::observe::events::{EngineEvent, Notes};
 use crate::request::Time;
 
+mod contents;
+mod explain;
+mod habit;
 mod layout;
 mod pool;
 mod prefix;
+mod sessions;
 mod table;
 
+use contents::Contents;
+pub use explain::{CacheExplanation, MissReason};
+use habit::Ghosts;
+pub use habit::{Ghost, Habit};
 pub use layout::KvLayout;
 pub use pool::{BlockId, Pool, Taken};
 pub use prefix::{PrefixChain, PrefixIndex, PrefixKey};
+pub use sessions::{Pin, PinFate, SessionEvent, SessionReport, Sessions};
 pub use table::BlockTable;
 
 /// The pool and what is remembered of it.
@@ -29,9 +41,15 @@ pub struct KvCache {
     /// Blocks by the end of a prompt that lies in them. Their owners may still write behind it; whoever goes on from the
     /// prompt's end copies the block.
     tails: PrefixIndex,
+    /// The tokens of remembered blocks of the first group.
+    contents: Contents,
+    /// What was forgotten lately.
+    ghosts: Ghosts,
     /// Names that are going to be published, and by how many sequences.
     announced: HashMap<PrefixKey, u32>,
     layout: KvLayout,
+    /// What becomes of blocks, for whoever wants to know.
+    pub notes: Notes,
 }
 
 /// A remembered prefix.
@@ -57,8 +75,11 @@ impl KvCache {
             pool: Pool::new(blocks),
             prefixes: PrefixIndex::new(blocks),
             tails: PrefixIndex::new(blocks),
+            contents: Contents::new(blocks),
+            ghosts: Ghosts::new(blocks),
             announced: HashMap::new(),
             layout,
+            notes: Notes::default(),
         }
     }
 
@@ -112,10 +133,10 @@ impl KvCache {
 
     /// One that was announced has been published, or never will be.
     pub fn withdraw(&mut self, key: PrefixKey) {
-        let count = self.announced.get_mut(&key).expect("it was announced");
-        *count -= 1;
-        if *count == 0 {
-            self.announced.remove(&key);
+        let Entry::Occupied(mut announced) = self.announced.entry(key) else { unreachable!("it was announced") };
+        *announced.get_mut() -= 1;
+        if *announced.get() == 0 {
+            announced.remove();
         }
     }
 
@@ -165,8 +186,8 @@ impl KvCache {
             // The first group last: its length is the table's.
             for group in (0..self.layout.groups()).rev() {
                 let Taken { block, evicted } = self.pool.take(now).expect("the room was counted");
-                if evicted {
-                    self.forget(block);
+                if let Some((uses, touched)) = evicted {
+                    self.forget(block, uses, touched, now);
                 }
                 table.push(group, block, self.pool.rent(block, now));
             }
@@ -175,14 +196,31 @@ impl KvCache {
     }
 
     /// Remembers block `index` of the table, which is full and committed, in every group. If its name is taken, the first
-    /// block keeps it.
-    pub fn publish(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        name(&mut self.prefixes, &mut self.pool, table, index, key);
+    /// block keeps it. `contents` gives its tokens, and the name of what comes before them.
+    pub fn publish(
+        &mut self,
+        table: &BlockTable,
+        index: usize,
+        key: PrefixKey,
+        contents: impl Fn() -> (PrefixKey, Arc<[u32]>),
+    ) {
+        let Self { prefixes, pool, ghosts, notes, contents: described, .. } = self;
+        name(prefixes, pool, ghosts, table, index, key, |group, block| {
+            if group == 0 {
+                let (parent, token_ids) = contents();
+                described.insert(block, parent, token_ids);
+            }
+            notes.push(|| {
+                let (parent, token_ids) = contents();
+                let parent = (index > 0).then(|| parent.short());
+                EngineEvent::BlockStored { hash: key.short(), parent, token_ids, group: group as u32 }
+            });
+        });
     }
 
     /// Remembers block `index` of the table by the end of a prompt that lies in it, likewise.
     pub fn publish_tail(&mut self, table: &BlockTable, index: usize, key: PrefixKey) {
-        name(&mut self.tails, &mut self.pool, table, index, key);
+        name(&mut self.tails, &mut self.pool, &mut self.ghosts, table, index, key, |_, _| {});
     }
 
     /// For every group the block in which a prompt with this name ends.
@@ -199,10 +237,15 @@ impl KvCache {
         blocks.iter().map(borrow).collect()
     }
 
-    fn forget(&mut self, block: BlockId) {
+    fn forget(&mut self, block: BlockId, uses: u32, touched: u64, now: Time) {
+        if self.notes.are_watched() && self.prefixes.names(block) {
+            let (key, group) = self.prefixes.name(block);
+            self.notes.push(|| EngineEvent::BlockRemoved { hash: key.short(), group });
+        }
+        self.contents.remove(block);
         for index in [&mut self.prefixes, &mut self.tails] {
             if index.names(block) {
-                index.forget(block);
+                self.ghosts.insert(index.forget(block), uses, touched, now);
             }
         }
     }
@@ -242,6 +285,18 @@ impl KvCache {
         rent
     }
 
+    /// The rent of a table's blocks since it was last settled, or they were taken, in block-nanoseconds.
+    pub fn settle(&mut self, table: &mut BlockTable, now: Time) -> u128 {
+        let mut rent = 0;
+        for group in 0..self.layout.groups() {
+            for (block, rent_before) in table.held_mut(group) {
+                let due = self.pool.rent(block, now);
+                rent += u128::from(due - std::mem::replace(rent_before, due));
+            }
+        }
+        rent
+    }
+
     /// Block-nanoseconds owned by anyone up to `now`: the sum of all rents.
     pub fn owned_ns(&mut self, now: Time) -> u128 {
         self.pool.owned_ns(now)
@@ -265,6 +320,8 @@ impl KvCache {
         }
         self.prefixes.check(|block| self.pool.is_remembered(block));
         self.tails.check(|block| self.pool.is_remembered(block));
+        self.contents.check(|block| self.prefixes.names(block));
+        self.ghosts.check();
         let named = |&id: &u32| self.prefixes.names(BlockId(id)) || self.tails.names(BlockId(id));
         let remembered = |&id: &u32| self.pool.is_remembered(BlockId(id));
         let ids = 0..self.pool.len() as u32;
@@ -272,12 +329,23 @@ impl KvCache {
     }
 }
 
-/// Names block `index` of the table in every group that still holds it.
-fn name(names: &mut PrefixIndex, pool: &mut Pool, table: &BlockTable, index: usize, key: PrefixKey) {
+/// Names block `index` of the table in every group that still holds it, and says in which it is new.
+fn name(
+    names: &mut PrefixIndex,
+    pool: &mut Pool,
+    ghosts: &mut Ghosts,
+    table: &BlockTable,
+    index: usize,
+    key: PrefixKey,
+    mut named: impl FnMut(usize, BlockId),
+) {
     for group in 0..table.groups() {
         let block = table.blocks(group)[index];
-        if block != BlockId::NONE && !names.names(block) && names.publish(key, group, block) {
-            pool.remember(block);
+        // What is not remembered has no name of any kind.
+        let known = block == BlockId::NONE || pool.is_remembered(block) && names.names(block);
+        if !known && names.publish(key, group, block) {
+            pool.remember(block, ghosts.remove((key, group as u32)));
+            named(group, block);
         }
     }
 }

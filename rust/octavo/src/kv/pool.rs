@@ -1,5 +1,6 @@
 //! The blocks themselves: free, idle or owned. Every operation takes a constant time, however large the pool.
 
+use super::habit::{Ghost, Habit};
 use crate::request::Time;
 
 /// A block's place in the pool. Not a token position, not a byte offset.
@@ -17,6 +18,8 @@ impl BlockId {
 
 /// End of a list.
 const NONE: u32 = u32::MAX;
+/// Idle blocks are told apart by the logarithm of their uses, up to this many classes.
+const CLASSES: usize = 16;
 
 /// What the pool knows of one block.
 #[derive(Clone, Debug)]
@@ -25,7 +28,11 @@ struct Block {
     owners: u32,
     /// Its contents can be found by prefix; without owners it is idle instead of free.
     remembered: bool,
-    /// Neighbours in the list of idle blocks.
+    /// How often its contents were written or found, what is known from before they were last forgotten included.
+    uses: u32,
+    /// The last of these, or when it became idle, on the pool's clock.
+    touched: u64,
+    /// Neighbours in the list of idle blocks of its class.
     older: u32,
     newer: u32,
     // Rent: time passes for a block and is split evenly among its owners. `rent` is what one owner who had held it
@@ -42,18 +49,27 @@ struct Block {
 pub struct Taken {
     /// Which.
     pub block: BlockId,
-    /// It was idle: whatever was remembered of it is to be forgotten.
-    pub evicted: bool,
+    /// It was idle: whatever was remembered of it is to be forgotten. How often it had been used, and when last.
+    pub evicted: Option<(u32, u64)>,
 }
 
-/// Who owns which block. Free blocks are a stack, idle ones a list from the least to the most recently used.
+/// A list of idle blocks from the least to the most recently used.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    oldest: u32,
+    newest: u32,
+}
+
+/// Who owns which block. Free blocks are a stack, idle ones lie in a list for each class of use.
 #[derive(Debug)]
 pub struct Pool {
     blocks: Vec<Block>,
     free: Vec<u32>,
-    oldest: u32,
-    newest: u32,
+    lists: [List; CLASSES],
     idle: usize,
+    /// Blocks taken and shared so far.
+    clock: u64,
+    habit: Habit,
     /// Block-nanoseconds owned up to `settled`.
     owned_ns: u128,
     settled: Time,
@@ -64,13 +80,24 @@ impl Pool {
     pub fn new(blocks: usize) -> Self {
         let count = u32::try_from(blocks).expect("block ids are 32 bits wide");
         assert!(count < NONE, "block ids are 32 bits wide");
-        let block = Block { owners: 0, remembered: false, older: NONE, newer: NONE, since: Time(0), rent: 0, carry: 0 };
+        let block = Block {
+            owners: 0,
+            remembered: false,
+            uses: 0,
+            touched: 0,
+            older: NONE,
+            newer: NONE,
+            since: Time(0),
+            rent: 0,
+            carry: 0,
+        };
         Self {
             blocks: vec![block; blocks],
             free: (0..count).rev().collect(),
-            oldest: NONE,
-            newest: NONE,
+            lists: [List { oldest: NONE, newest: NONE }; CLASSES],
             idle: 0,
+            clock: 0,
+            habit: Habit::default(),
             owned_ns: 0,
             settled: Time(0),
         }
@@ -123,23 +150,40 @@ impl Pool {
         self.owned_ns
     }
 
-    /// A block for one owner to write: a free one, else the least recently used idle one.
+    /// How blocks come back to this pool.
+    pub fn habit(&self) -> &Habit {
+        &self.habit
+    }
+
+    /// A block for one owner to write: a free one, else the idle one whose turn it is.
     pub fn take(&mut self, now: Time) -> Option<Taken> {
         self.owned_ns(now);
         let taken = match self.free.pop() {
-            Some(id) => Taken { block: BlockId(id), evicted: false },
-            None if self.oldest != NONE => {
-                let block = BlockId(self.oldest);
-                self.unlink(block);
-                self.blocks[block.index()].remembered = false;
-                Taken { block, evicted: true }
-            }
-            None => return None,
+            Some(id) => Taken { block: BlockId(id), evicted: None },
+            None => self.evict()?,
         };
+        self.clock += 1;
         let block = &mut self.blocks[taken.block.index()];
         block.owners = 1;
         block.since = now;
+        (block.uses, block.touched) = (0, self.clock);
         Some(taken)
+    }
+
+    /// The oldest of each class is asked; of equals the one that was used less goes, so that a prefix loses its end before
+    /// its beginning.
+    fn evict(&mut self) -> Option<Taken> {
+        let worth = self.habit.worth_of_doubling();
+        let oldest = self.lists.iter().enumerate().filter(|(_, list)| list.oldest != NONE);
+        let turn = |(class, list): (usize, &List)| {
+            let touched = self.blocks[list.oldest as usize].touched;
+            (touched.saturating_add(worth.saturating_mul(class as u64)), class, BlockId(list.oldest))
+        };
+        let (_, _, id) = oldest.map(turn).min()?;
+        self.unlink(id);
+        let block = &mut self.blocks[id.index()];
+        block.remembered = false;
+        Some(Taken { block: id, evicted: Some((block.uses, block.touched)) })
     }
 
     /// One more owner for a block that is owned or idle.
@@ -152,10 +196,15 @@ impl Pool {
             self.blocks[id.index()].since = now;
         }
         self.rent(id, now);
-        self.blocks[id.index()].owners += 1;
+        self.clock += 1;
+        let block = &mut self.blocks[id.index()];
+        block.owners += 1;
+        block.uses = block.uses.saturating_add(1);
+        let pause = self.clock - std::mem::replace(&mut block.touched, self.clock);
+        self.habit.observe(pause, false);
     }
 
-    /// One owner less. Without owners, a remembered block becomes the newest idle one, any other is free.
+    /// One owner less. Without owners, a remembered block becomes the newest idle one of its class, any other is free.
     pub fn release(&mut self, id: BlockId, now: Time) {
         self.owned_ns(now);
         self.rent(id, now);
@@ -166,17 +215,23 @@ impl Pool {
             return;
         }
         if block.remembered {
+            block.touched = self.clock;
             self.link_newest(id);
         } else {
             self.free.push(id.0);
         }
     }
 
-    /// An owned block's contents can be found by prefix from now on.
-    pub fn remember(&mut self, id: BlockId) {
+    /// An owned block's contents can be found by prefix from now on; `before` is what is known of contents of this name
+    /// that were forgotten.
+    pub fn remember(&mut self, id: BlockId, before: Option<Ghost>) {
         let block = &mut self.blocks[id.index()];
         assert!(block.owners > 0, "only an owner can publish a block");
         block.remembered = true;
+        block.uses = block.uses.max(before.map_or(0, |ghost| ghost.uses).saturating_add(1));
+        if let Some(ghost) = before {
+            self.habit.observe(self.clock - ghost.touched, true);
+        }
     }
 
     /// What an owner since the beginning would owe for this block by `now`: an owner's rent is the difference between
@@ -192,23 +247,28 @@ impl Pool {
         block.rent
     }
 
+    /// The list that an idle block is in.
+    fn list(&mut self, id: BlockId) -> &mut List {
+        &mut self.lists[class(self.blocks[id.index()].uses)]
+    }
+
     fn unlink(&mut self, id: BlockId) {
         let Block { older, newer, .. } = self.blocks[id.index()];
         match older {
-            NONE => self.oldest = newer,
+            NONE => self.list(id).oldest = newer,
             _ => self.blocks[older as usize].newer = newer,
         }
         match newer {
-            NONE => self.newest = older,
+            NONE => self.list(id).newest = older,
             _ => self.blocks[newer as usize].older = older,
         }
         self.idle -= 1;
     }
 
     fn link_newest(&mut self, id: BlockId) {
-        let newest = std::mem::replace(&mut self.newest, id.0);
+        let newest = std::mem::replace(&mut self.list(id).newest, id.0);
         match newest {
-            NONE => self.oldest = id.0,
+            NONE => self.list(id).oldest = id.0,
             _ => self.blocks[newest as usize].newer = id.0,
         }
         let block = &mut self.blocks[id.index()];
@@ -224,13 +284,18 @@ impl Pool {
             assert!(!std::mem::replace(&mut free[id as usize], true), "block {id} is free twice");
         }
         let mut idle = vec![false; self.len()];
-        let (mut id, mut older) = (self.oldest, NONE);
-        while id != NONE {
-            assert!(!std::mem::replace(&mut idle[id as usize], true), "block {id} is idle twice");
-            assert_eq!(self.blocks[id as usize].older, older, "block {id}: the list of idle blocks is torn");
-            (older, id) = (id, self.blocks[id as usize].newer);
+        for (class, list) in self.lists.iter().enumerate() {
+            let (mut id, mut older, mut touched) = (list.oldest, NONE, 0);
+            while id != NONE {
+                let block = &self.blocks[id as usize];
+                assert!(!std::mem::replace(&mut idle[id as usize], true), "block {id} is idle twice");
+                assert_eq!(block.older, older, "block {id}: the list of idle blocks is torn");
+                assert_eq!(self::class(block.uses), class, "block {id}: another class");
+                assert!(block.touched >= touched, "block {id}: not in the order of use");
+                (older, id, touched) = (id, block.newer, block.touched);
+            }
+            assert_eq!(list.newest, older, "the list of idle blocks does not end at the newest");
         }
-        assert_eq!(self.newest, older, "the list of idle blocks does not end at the newest");
         assert_eq!(self.idle, idle.iter().filter(|&&idle| idle).count());
         for (id, block) in self.blocks.iter().enumerate() {
             assert_eq!(free[id], block.owners == 0 && !block.remembered, "block {id} is not where it belongs");
@@ -238,4 +303,9 @@ impl Pool {
             assert!(block.owners > 0 || block.carry == 0, "block {id}: time that nobody pays for");
         }
     }
+}
+
+/// Every doubling of its uses puts a block into the next class.
+fn class(uses: u32) -> usize {
+    (uses.max(1).ilog2() as usize).min(CLASSES - 1)
 }

@@ -5,14 +5,25 @@
 //! agrees. It is SHA-256, cut to 128 bits: prompts come from strangers, and nobody may be able to find two that collide.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 
 use sha2::{Digest, Sha256};
 
 use super::BlockId;
+use super::habit::Name;
 
 /// The name of a prefix that ends at a block's edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PrefixKey([u8; 16]);
+
+impl Hash for PrefixKey {
+    /// Half of it: it is a hash already, and the map's own, which is keyed, keeps strangers from choosing where it lands.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let [half, _] = self.0.as_chunks::<8>().0 else { unreachable!("sixteen bytes are two halves") };
+        state.write_u64(u64::from_le_bytes(*half));
+    }
+}
 
 impl PrefixKey {
     /// The empty prefix of a namespace.
@@ -27,6 +38,12 @@ impl PrefixKey {
             hash.update(id.to_le_bytes());
         }
         Self::cut(hash)
+    }
+
+    /// The name as programs around the engine know it: shorter, and so not to be relied on against people who look for
+    /// collisions.
+    pub fn short(self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|i| self.0[i]))
     }
 
     fn cut(hash: Sha256) -> Self {
@@ -56,6 +73,11 @@ impl PrefixChain {
         self.keys[index]
     }
 
+    /// The name of block `index`, which was asked for before.
+    pub fn known(&self, index: usize) -> PrefixKey {
+        self.keys[index]
+    }
+
     /// The name of the first `blocks` blocks and a `rest` of one that is not full: always the same of one sequence.
     pub fn tail<I>(
         &mut self,
@@ -81,9 +103,9 @@ impl PrefixChain {
 /// Published blocks by name and group of layers.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    blocks: HashMap<(PrefixKey, u32), BlockId>,
+    blocks: HashMap<Name, BlockId>,
     /// The other way round; means something only for blocks in `blocks`.
-    keys: Vec<(PrefixKey, u32)>,
+    keys: Vec<Name>,
 }
 
 impl PrefixIndex {
@@ -100,12 +122,15 @@ impl PrefixIndex {
     /// Names a block of a group. Says no if another block has the name already: the first stays.
     pub fn publish(&mut self, key: PrefixKey, group: usize, block: BlockId) -> bool {
         let name = (key, group as u32);
-        if self.blocks.contains_key(&name) {
-            return false;
-        }
-        self.blocks.insert(name, block);
+        let Entry::Vacant(vacant) = self.blocks.entry(name) else { return false };
+        vacant.insert(block);
         self.keys[block.index()] = name;
         true
+    }
+
+    /// The name of a published block, and its group.
+    pub fn name(&self, block: BlockId) -> (PrefixKey, u32) {
+        self.keys[block.index()]
     }
 
     /// Whether this block has a name.
@@ -113,10 +138,11 @@ impl PrefixIndex {
         self.blocks.get(&self.keys[block.index()]) == Some(&block)
     }
 
-    /// A published block's name is gone.
-    pub fn forget(&mut self, block: BlockId) {
-        let forgotten = self.blocks.remove(&self.keys[block.index()]);
-        assert_eq!(forgotten, Some(block), "a remembered block must be in the index");
+    /// A published block's name, which is gone.
+    pub fn forget(&mut self, block: BlockId) -> Name {
+        let name = self.keys[block.index()];
+        assert_eq!(self.blocks.remove(&name), Some(block), "a remembered block must be in the index");
+        name
     }
 
     /// Asserts that every published block has one name and is remembered.

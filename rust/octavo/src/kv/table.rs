@@ -66,6 +66,12 @@ impl BlockTable {
         group.rents.push(rent);
     }
 
+    /// The blocks that a group holds, each with what its rent stood at.
+    pub(super) fn held_mut(&mut self, group: usize) -> impl Iterator<Item = (BlockId, &mut u64)> {
+        let group = &mut self.groups[group];
+        group.blocks.iter().copied().zip(&mut group.rents).skip(group.outside)
+    }
+
     /// The last block of a group, if any is held.
     pub(super) fn pop(&mut self, group: usize) -> Option<(BlockId, u64)> {
         let group = &mut self.groups[group];

@@ -12,6 +12,11 @@ pub const LOGIT_ROWS: usize = 32;
 /// A model on a backend: weights, the KV cache and every buffer, all taken when it is made.
 pub struct Decoder<B: Backend> {
     backend: B,
+    parts: Parts<B>,
+}
+
+/// What a forward pass is made of.
+struct Parts<B: Backend> {
     spec: DecoderSpec,
     weights: Weights<B::Matrix, B::Vector>,
     ropes: Vec<B::Rope>,
@@ -118,12 +123,12 @@ impl<B: Backend> Decoder<B> {
         let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
         let cache = backend.cache(cache)?;
         let places = groups.places.clone();
-        Ok(Self { backend, spec, weights, ropes, routing, cache, places, buffers })
+        Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers } })
     }
 
     /// What it runs.
     pub fn spec(&self) -> &DecoderSpec {
-        &self.spec
+        &self.parts.spec
     }
 
     /// What it runs on.
@@ -133,40 +138,66 @@ impl<B: Backend> Decoder<B> {
 
     /// Copies blocks of the KV cache, before the step that reads the copies.
     pub fn copy_blocks(&mut self, copies: &[BlockCopy]) {
-        self.backend.copy_blocks(&mut self.cache, copies);
+        self.backend.copy_blocks(&mut self.parts.cache, copies);
     }
 
-    /// Runs every row of a step, so that [`Decoder::logits`] of it can be asked for.
+    /// Runs every row of a step, so that [`Decoder::head`] can be asked for logits of it.
     pub fn forward(&mut self, input: &StepInput<'_>) {
-        self.run(input, None);
+        let Self { backend, parts } = self;
+        backend.run(input, |backend, rows| parts.run(backend, rows, &mut |_, _, _| ()));
     }
 
     /// [`Decoder::forward`], showing the residual stream between layers. For tests.
     pub fn forward_observed(&mut self, input: &StepInput<'_>, observer: Observer<'_>) {
-        self.run(input, Some(observer));
+        let Self { backend, parts } = self;
+        let (rows, width) = (input.ids.len(), parts.spec.hidden_size);
+        backend.begin(input);
+        parts.run(backend, rows, &mut |backend, number, seen| observer(number, backend.read(seen, rows, width)));
     }
 
-    fn run(&mut self, input: &StepInput<'_>, mut observer: Option<Observer<'_>>) {
-        let rows = input.ids.len();
-        self.backend.begin(input);
-        self.embed(rows);
-        if let Some(observer) = &mut observer {
-            observer(0, self.backend.read(&self.buffers.residual, rows, self.spec.hidden_size));
+    /// Computes the logits of these rows of the step that ran last; at most [`LOGIT_ROWS`] rows.
+    pub fn head(&mut self, rows: &[u32]) {
+        assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits at once", rows.len());
+        let Self { backend, parts: Parts { spec, weights, buffers, .. } } = self;
+        let head = weights.head.as_ref().unwrap_or(&weights.embedding);
+        backend.gather(&mut buffers.head_input, &buffers.normed, rows);
+        backend.linear(&mut buffers.logits, &buffers.head_input, head, None, rows.len());
+        if spec.logits_scale != 1.0 || spec.logits_soft_cap.is_some() {
+            let (width, rows) = (spec.vocab_size, rows.len());
+            backend.scale_and_cap(&mut buffers.logits, spec.logits_scale, spec.logits_soft_cap, width, rows);
         }
+    }
+
+    /// The first `rows` of the logits that were computed last, `vocab` values each.
+    pub fn logits(&mut self, rows: usize) -> &[f32] {
+        self.backend.read(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
+    }
+
+    /// The index of the largest of each of them, see [`Backend::largest`].
+    pub fn largest(&mut self, rows: usize) -> Option<&[u32]> {
+        self.backend.largest(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
+    }
+}
+
+/// Sees [`Observer`]'s states where they lie.
+type Between<'a, B> = &'a mut dyn FnMut(&mut B, usize, &<B as Backend>::Buffer);
+
+impl<B: Backend> Parts<B> {
+    /// The operations of a step, which has begun.
+    fn run(&mut self, backend: &mut B, rows: usize, between: Between<'_, B>) {
+        self.embed(backend, rows);
+        between(backend, 0, &self.buffers.residual);
         for layer in 0..self.spec.layers.len() {
-            self.attention(layer, rows);
-            self.mlp(layer, rows);
-            if let Some(observer) = &mut observer {
-                let last = layer + 1 == self.spec.layers.len();
-                let seen = if last { &self.buffers.normed } else { &self.buffers.residual };
-                observer(layer + 1, self.backend.read(seen, rows, self.spec.hidden_size));
-            }
+            self.attention(backend, layer, rows);
+            self.mlp(backend, layer, rows);
+            let last = layer + 1 == self.spec.layers.len();
+            between(backend, layer + 1, if last { &self.buffers.normed } else { &self.buffers.residual });
         }
     }
 
     /// Fills `residual`, and `normed` with what the first layer reads.
-    fn embed(&mut self, rows: usize) {
-        let Self { backend, spec, weights, buffers, .. } = self;
+    fn embed(&mut self, backend: &mut B, rows: usize) {
+        let Self { spec, weights, buffers, .. } = self;
         backend.embed(&mut buffers.residual, &weights.embedding, spec.embedding_scale);
         match weights.layers.first().and_then(|layer| layer.attention_norm.as_ref()) {
             Some(norm) => backend.rms_norm(&mut buffers.normed, &buffers.residual, norm, spec.norm_eps, rows),
@@ -175,8 +206,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Adds attention to `residual`, and leaves in `normed` what the gated layer reads.
-    fn attention(&mut self, layer: usize, rows: usize) {
-        let Self { backend, spec, weights, ropes, cache, places, buffers, .. } = self;
+    fn attention(&mut self, backend: &mut B, layer: usize, rows: usize) {
+        let Self { spec, weights, ropes, cache, places, buffers, .. } = self;
         let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } =
             &weights.layers[layer];
         let (layer_spec, heads, eps) = (&spec.layers[layer], spec.heads, spec.norm_eps);
@@ -208,8 +239,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Adds the gated layer to `residual`, and leaves in `normed` what the next layer or the head reads.
-    fn mlp(&mut self, layer: usize, rows: usize) {
-        let Self { backend, spec, weights, routing, buffers, .. } = self;
+    fn mlp(&mut self, backend: &mut B, layer: usize, rows: usize) {
+        let Self { spec, weights, routing, buffers, .. } = self;
         let LayerWeights { mlp, post_mlp_norm, .. } = &weights.layers[layer];
         let next = match weights.layers.get(layer + 1) {
             Some(next) => next.attention_norm.as_ref(),
@@ -239,20 +270,6 @@ impl<B: Backend> Decoder<B> {
             spec.norm_eps,
             rows,
         );
-    }
-
-    /// Logits of these rows of the step that ran last, `vocab` values each; at most [`LOGIT_ROWS`] rows.
-    pub fn logits(&mut self, rows: &[u32]) -> &[f32] {
-        assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits at once", rows.len());
-        let Self { backend, spec, weights, buffers, .. } = self;
-        let head = weights.head.as_ref().unwrap_or(&weights.embedding);
-        backend.gather(&mut buffers.head_input, &buffers.normed, rows);
-        backend.linear(&mut buffers.logits, &buffers.head_input, head, None, rows.len());
-        if spec.logits_scale != 1.0 || spec.logits_soft_cap.is_some() {
-            let (width, rows) = (spec.vocab_size, rows.len());
-            backend.scale_and_cap(&mut buffers.logits, spec.logits_scale, spec.logits_soft_cap, width, rows);
-        }
-        backend.read(&buffers.logits, rows.len(), spec.vocab_size)
     }
 }
 

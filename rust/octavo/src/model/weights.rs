@@ -96,6 +96,8 @@ pub struct MatrixBytes {
     pub converted: Vec<Converted>,
     /// Some are run in a type of quantised blocks.
     pub quantised: bool,
+    /// Some are run in f16.
+    pub halves: bool,
 }
 
 impl MatrixBytes {
@@ -103,6 +105,12 @@ impl MatrixBytes {
     /// adds nothing that shows, and attention has half as much to read.
     pub fn cache_dtype(&self) -> CacheDtype {
         if self.quantised { CacheDtype::F16 } else { CacheDtype::F32 }
+    }
+
+    /// The same on a GPU, where what attention reads decides how long a step takes: two bytes, those of the type that the
+    /// weights are at home in. Blocks count from f16.
+    pub fn gpu_cache_dtype(&self) -> CacheDtype {
+        if self.quantised || self.halves { CacheDtype::F16 } else { CacheDtype::Bf16 }
     }
 }
 
@@ -190,6 +198,7 @@ impl MatrixBytes {
         self.stored += stored;
         self.packed += packed;
         self.quantised |= !run_as.is_dense();
+        self.halves |= run_as == DType::F16;
         if stored_as == run_as {
             return;
         }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::kv::PinFate;
 use crate::request::Time;
 
 /// Nanoseconds spent in the queue, by what was missing.
@@ -96,6 +97,19 @@ impl StageTimes {
     }
 }
 
+/// What it cost a request to lose its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preemption {
+    /// When, in nanoseconds since it arrived.
+    pub at_ns: u64,
+    /// Tokens whose keys and values were given up.
+    pub lost_tokens: usize,
+    /// Of these, those that were run again; the others were still in the cache.
+    pub recomputed_tokens: usize,
+    /// Until it had again what it had, or ended, or lost its blocks once more.
+    pub lost_ns: u64,
+}
+
 /// What one request used, as the scheduler saw it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestRecord {
@@ -115,11 +129,15 @@ pub struct RequestRecord {
     pub steps: usize,
     /// How often its blocks were taken away.
     pub preemptions: usize,
+    /// What that cost, each time.
+    pub preempted: Vec<Preemption>,
     /// Sequences that were in these steps besides it, added up over steps.
     pub neighbour_sequences: u64,
     /// The rent of the KV cache in block-nanoseconds. A block that `n` sequences hold costs each of them an `n`th; over all
     /// requests the rents sum to the time that blocks were owned.
     pub block_ns: u128,
+    /// A turn of a session: what became of what the one before had left.
+    pub kept: Option<PinFate>,
     /// Where the time went.
     pub stages: StageTimes,
     /// When it arrived.
@@ -169,6 +187,8 @@ pub struct Anatomy {
     pub stream_ns: u64,
     /// Bytes of one block of the KV cache.
     pub block_bytes: usize,
+    /// What [`Anatomy::ttft_ns`] was expected to be when the request was taken, if anything was known then.
+    pub predicted_ttft_ns: Option<u64>,
 }
 
 impl Anatomy {
@@ -226,6 +246,9 @@ impl fmt::Display for Anatomy {
         }
         if let Some(ttft) = self.ttft_ns() {
             write!(f, "first token after {}", Nanoseconds(ttft))?;
+            if let Some(predicted) = self.predicted_ttft_ns {
+                write!(f, " ({} expected)", Nanoseconds(predicted))?;
+            }
             match record.tpot_ns() {
                 Some(tpot) => writeln!(f, ", then one every {}", Nanoseconds(tpot as u64))?,
                 None => writeln!(f)?,
@@ -351,7 +374,7 @@ mod tests {
             token_ns: vec![312_000_000, 900_000_000, 1_912_000_000],
             ..Default::default()
         };
-        Anatomy { record, tokenize_ns: 400_000, stream_ns: 0, block_bytes: 1 << 20 }
+        Anatomy { record, tokenize_ns: 400_000, stream_ns: 0, block_bytes: 1 << 20, predicted_ttft_ns: None }
     }
 
     #[test]

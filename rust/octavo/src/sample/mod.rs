@@ -30,6 +30,7 @@ mod softmax; // exp, and sums in one order
 
 pub use history::TokenHistory;
 pub use mask::TokenMask;
+pub use penalties::takes_largest;
 
 /// Draws tokens. Owns the scratch memory for one vocabulary, so a draw allocates nothing (but the log-probabilities it
 /// returns).

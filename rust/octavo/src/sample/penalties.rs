@@ -4,18 +4,26 @@ use super::{TokenHistory, TokenMask};
 use crate::execute::Draw;
 use crate::request::SamplingParams;
 
+/// Whether `draw`, where no mask is, takes the token with the largest raw logit.
+pub fn takes_largest(draw: &Draw) -> bool {
+    draw.params.temperature == 0.0 && !changes_logits(draw)
+}
+
+fn changes_logits(draw: &Draw) -> bool {
+    let params = &*draw.params;
+    params.needs_history()
+        || params.allowed_token_ids.is_some()
+        || !params.logit_bias.is_empty()
+        || !draw.banned.is_empty()
+}
+
 /// The logits with masks, bias and penalties applied: in `scratch`, or the raw ones when there is nothing to change.
 /// Costs one copy of the vocabulary; the rest is per token that changes.
 ///
 /// A token that the model has no logit for is passed over: it could not be drawn anyway.
 pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>, scratch: &'a mut Vec<f32>) -> &'a [f32] {
     let params = &*draw.params;
-    if mask.is_none()
-        && !params.needs_history()
-        && params.allowed_token_ids.is_none()
-        && params.logit_bias.is_empty()
-        && draw.banned.is_empty()
-    {
+    if mask.is_none() && !changes_logits(draw) {
         return logits;
     }
     copy_allowed(logits, params.allowed_token_ids.as_deref(), scratch);

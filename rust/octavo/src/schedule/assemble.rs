@@ -5,10 +5,11 @@ use octavo_kernels::Segment;
 use crate::execute::{Batch, Entry, LogitRows};
 use crate::kv::KvLayout;
 use crate::request::{Time, Wanted};
+use crate::schedule::Running;
 use crate::sequence::Sequence;
 
 /// Writes the planned rows of all running sequences into an empty batch.
-pub fn assemble(batch: &mut Batch, running: &mut [Sequence], layout: &KvLayout, now: Time) {
+pub fn assemble(batch: &mut Batch, running: &mut Running, layout: &KvLayout, now: Time) {
     let mut first_table_entry = 0;
     for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
         sequence.entry = batch.entries.len();
@@ -19,14 +20,20 @@ pub fn assemble(batch: &mut Batch, running: &mut [Sequence], layout: &KvLayout, 
         batch.positions.extend(sequence.computed as u32..context as u32);
         batch.entries.push(entry(sequence));
         sequence.meter.enter(sequence.activity(true), now);
+        push_table(batch, sequence, 0, layout);
     }
-    for group in 0..layout.groups() {
+    for group in 1..layout.groups() {
         for sequence in running.iter().filter(|sequence| sequence.planned > 0) {
-            let rows = sequence.computed..sequence.computed + sequence.planned;
-            batch.slots.extend(rows.map(|position| sequence.table.slot(group, position, layout.block_size)));
-            batch.block_tables.extend(sequence.table.blocks(group).iter().map(|block| block.0));
+            push_table(batch, sequence, group, layout);
         }
     }
+}
+
+/// A group's slots of the planned rows, and its block table.
+fn push_table(batch: &mut Batch, sequence: &Sequence, group: usize, layout: &KvLayout) {
+    let rows = sequence.computed..sequence.computed + sequence.planned;
+    batch.slots.extend(rows.map(|position| sequence.table.slot(group, position, layout.block_size)));
+    batch.block_tables.extend(sequence.table.blocks(group).iter().map(|block| block.0));
 }
 
 fn entry(sequence: &Sequence) -> Entry {

@@ -3,7 +3,7 @@
 use crate::execute::Drawn;
 use crate::kv::KvLayout;
 use crate::observe::anatomy::RequestRecord;
-use crate::request::{Finish, Request, RequestId, TokenLogprobs};
+use crate::request::{Finish, Request, RequestId, SessionId, TokenLogprobs};
 
 /// The scheduler's bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,15 @@ pub enum Command {
         /// Which string.
         text: String,
     },
+    /// Begin a conversation.
+    OpenSession {
+        /// Its name.
+        id: SessionId,
+        /// How long its blocks are kept after a turn.
+        ttl_ns: u64,
+    },
+    /// Nobody goes on with it.
+    CloseSession(SessionId),
 }
 
 /// What the scheduler has to say.
@@ -119,8 +128,12 @@ pub struct SchedulerStats {
     pub blocks_free: usize,
     /// Blocks that nobody holds and whose contents can still be found.
     pub blocks_remembered: usize,
-    /// Blocks that sequences hold.
+    /// Blocks that sequences or sessions hold.
     pub blocks_owned: usize,
+    /// Blocks that sessions hold between turns; one that several hold counts for each.
+    pub blocks_pinned: usize,
+    /// Sessions that are open.
+    pub sessions: usize,
     /// Steps since the beginning.
     pub steps: u64,
     /// Token rows that were run.

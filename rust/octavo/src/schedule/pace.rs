@@ -10,7 +10,7 @@ const NEWEST: f64 = 0.25;
 const FIRST_ROWS: usize = 32;
 
 /// The inter-token target, and what is known about the time of steps, in nanoseconds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Pace {
     target: Option<f64>,
     /// A step that only decodes.
@@ -40,6 +40,20 @@ impl Pace {
         let alone = self.decoding.unwrap_or(0.0);
         let left = target.max(2.0 * alone) - alone;
         ((left * prompt.rows / prompt.ns.max(1.0)) as usize).max(1)
+    }
+
+    /// What a row of a prompt adds to a step; `None`: no prompt was read yet.
+    pub fn prompt_row_ns(&self) -> Option<f64> {
+        self.prompt.map(|prompt| prompt.ns / prompt.rows)
+    }
+
+    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows. `None`:
+    /// nothing was read yet.
+    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize) -> Option<f64> {
+        let row = self.prompt_row_ns()?;
+        let in_a_step = self.prompt_rows(decoding).min(most.saturating_sub(decoding)).max(1);
+        let alone = if decoding > 0 { self.decoding.unwrap_or(0.0) } else { 0.0 };
+        Some(rows.div_ceil(in_a_step) as f64 * alone + rows as f64 * row)
     }
 
     /// A step of `decoding` sequences and `prompt_rows` rows of prompts took this long.

@@ -2,9 +2,11 @@
 
 use octavo_kernels::BlockCopy;
 
-use crate::kv::KvCache;
+use crate::kv::{KvCache, Sessions};
+use crate::observe::events::Notes;
 use crate::request::Time;
-use crate::sequence::Sequence;
+use crate::schedule::Running;
+use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::waiting::Waiting;
 
 /// A step being planned: sequences get rows ([`Sequence::planned`]) until the rows or the blocks are given out.
@@ -19,15 +21,25 @@ pub struct Step<'a> {
     /// Who waits.
     pub queue: &'a mut Waiting,
     /// Who runs, in order.
-    pub running: &'a mut Vec<Sequence>,
+    pub running: &'a mut Running,
     /// Who owns which block.
     pub kv: &'a mut KvCache,
+    /// What is kept for conversations; it goes where somebody needs the blocks.
+    pub sessions: &'a mut Sessions,
+    /// Running sequences that will have more of their prompt to read after this step.
+    pub half_read: usize,
+    /// Blocks that half-read prompts will still take.
+    pub promised: usize,
     /// Sequences that were sent back.
     pub preemptions: u64,
+    /// Tokens of those that were admitted.
+    pub tokens_admitted: usize,
     /// Tokens that were found in the cache.
     pub tokens_cached: u64,
     /// Blocks to copy before the step.
     pub copies: Vec<BlockCopy>,
+    /// What becomes of requests, for whoever wants to know.
+    pub notes: &'a mut Notes,
 }
 
 impl Step<'_> {
@@ -35,14 +47,51 @@ impl Step<'_> {
     /// enough blocks.
     #[must_use]
     pub fn plan(&mut self, index: usize, rows: usize) -> bool {
-        let sequence = &mut self.running[index];
+        let reading = self.running[index].phase() == Phase::Prefill;
+        let promised = if reading { self.promise(index) } else { 0 };
+        let sequence = &self.running[index];
+        let work = sequence.work(rows);
         let end = sequence.computed + sequence.planned + rows;
+        if self.room(index, end) < end {
+            return false;
+        }
+        let sequence = &mut self.running[index];
         if !self.kv.grow(&mut sequence.table, end, self.now) {
             return false;
         }
         sequence.planned += rows;
         self.rows_left -= rows;
+        self.queue.users.charge(sequence.user, work);
+        if reading {
+            self.half_read -= usize::from(sequence.planned == sequence.unread());
+            self.promised = self.promised + self.promise(index) - promised;
+        }
         true
+    }
+
+    /// Tokens that a running sequence has room for. Pins are given up until there is room for as many as `wanted`.
+    pub fn room(&mut self, index: usize, wanted: usize) -> usize {
+        let table = &self.running[index].table;
+        while self.kv.room(table) < wanted && self.sessions.evict_oldest(None, self.kv, self.now) {}
+        self.kv.room(table)
+    }
+
+    /// Counts a running sequence whose prompt is not read yet.
+    pub fn note_reader(&mut self, index: usize) {
+        self.half_read += 1;
+        self.promised += self.promise(index);
+    }
+
+    /// One of them is not going on.
+    pub fn forget_reader(&mut self, index: usize) {
+        self.half_read -= 1;
+        self.promised -= self.promise(index);
+    }
+
+    /// Blocks that a sequence will take until its prompt is read and the next token is there.
+    fn promise(&self, index: usize) -> usize {
+        let sequence: &Sequence = &self.running[index];
+        self.kv.layout().blocks_for(sequence.room_wanted()).saturating_sub(sequence.table.held())
     }
 
     /// There is somebody waiting and a place to run.

@@ -307,7 +307,7 @@ fn score<V: Vector, E: Element, const M: usize, const N: usize>(
     let mut sums = [[v.splat(0.0); N]; M];
     for (d, query) in queries.iter().enumerate() {
         for n in 0..N {
-            prefetch(&ahead[n][d], 0);
+            prefetch(&ahead[n][d]);
             let key = E::load(v, &keys[n][d]);
             for m in 0..M {
                 sums[m][n] = v.fma(v.splat(query[m]), key, sums[m][n]);
@@ -448,7 +448,7 @@ fn weigh_vectors<V: Vector, E: Element, const M: usize, const N: usize>(
             // SAFETY: `position` is below `TILE`, so its row is inside of both, and `at` begins sixteen components of it.
             let (values, ahead) = unsafe { (sixteen_unchecked(tile.values, at), sixteen_unchecked(tile.ahead, at)) };
             if (16 * n * size_of::<E>()).is_multiple_of(LINE) {
-                prefetch(ahead, 0);
+                prefetch(ahead);
             }
             let value = E::load(v, values);
             for m in 0..M {

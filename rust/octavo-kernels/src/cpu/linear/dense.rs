@@ -9,7 +9,7 @@ use super::Product;
 use crate::DType;
 use crate::cpu::format::LANES;
 use crate::cpu::isa::Isa;
-use crate::cpu::memory::{Plain, prefetch};
+use crate::cpu::memory::{Plain, prefetch_bytes};
 use crate::cpu::pack::Part;
 use crate::cpu::vector::{Kernel, Vector};
 
@@ -143,7 +143,7 @@ fn multiply<V: Vector, E: Element, const T: usize, const R: usize>(
     for k in 0..inputs {
         let mut w = [v.splat(0.0); T];
         for t in 0..T {
-            prefetch(&weights[t][k], AHEAD);
+            prefetch_bytes(std::ptr::from_ref(&weights[t][k]).addr() + AHEAD, size_of::<[E; LANES]>());
             w[t] = E::load(v, &weights[t][k]);
         }
         for r in 0..R {

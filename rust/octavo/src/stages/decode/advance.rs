@@ -5,12 +5,14 @@ use crate::schedule::Step;
 use crate::sequence::Phase;
 
 /// Plans one row for every decoding sequence, in order. Where blocks run out, the last in order goes back to the queue.
-/// The first never does, so it gets to its end, and then the next is first: no livelock.
+/// The first never does, so it gets to its end, and then the next is first: no livelock. Counts those whose prompts are
+/// being read.
 pub fn advance(step: &mut Step<'_>) {
     let mut index = 0;
     while index < step.running.len() {
-        if step.running[index].phase() == Phase::Decode {
-            give_row(step, index);
+        match step.running[index].phase() {
+            Phase::Decode => give_row(step, index),
+            Phase::Prefill => step.note_reader(index),
         }
         index += 1;
     }

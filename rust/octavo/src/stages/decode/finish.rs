@@ -9,12 +9,11 @@ pub fn finish(sequence: &Sequence) -> Option<Finish> {
         return (sequence.unread() == 0).then_some(Finish::Stop(StopReason::Complete));
     }
     let &last = sequence.generated.last()?;
-    // Before `min_tokens` none of these could be drawn.
+    if !sequence.ends_with(last) {
+        return (sequence.generated.len() >= sequence.most_new_tokens).then_some(Finish::Length);
+    }
     if sequence.request.end_token_ids.contains(&last) {
         return Some(Finish::Stop(StopReason::EndToken(last)));
     }
-    if sequence.request.params.stop_token_ids.contains(&last) {
-        return Some(Finish::Stop(StopReason::StopToken(last)));
-    }
-    (sequence.generated.len() >= sequence.most_new_tokens).then_some(Finish::Length)
+    Some(Finish::Stop(StopReason::StopToken(last)))
 }

@@ -1,0 +1,131 @@
+//! What the door and the engine thread have in common: messages one way, replies the other, and a few counters.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::call::{Options, SubmitError};
+use super::outlet::Outlet;
+use crate::kv::{CacheExplanation, SessionReport};
+use crate::observe::readers::Teller;
+use crate::observe::record::{Header, Recorder, Recording};
+use crate::request::{Request, SessionId, Time};
+use crate::schedule::{Command, Forecast, Load, SchedulerStats};
+
+/// What goes to the engine thread.
+pub(super) enum Message {
+    /// A new request and where its answer goes.
+    Submit(Box<Request>, Box<Outlet>),
+    /// Something else for the scheduler.
+    Tell(Command),
+    /// Answer with the state of things.
+    Stats(SyncSender<SchedulerStats>),
+    /// Answer with the state of a session.
+    Session(SessionId, SyncSender<Option<SessionReport>>),
+    /// Answer with what a prompt would find in a namespace, or in what a session keeps.
+    Explain(Vec<u32>, Option<Arc<str>>, Option<SessionId>, SyncSender<CacheExplanation>),
+    /// Write down what happens from now on, and answer whether it can be done.
+    Record(Box<(Recorder, Header)>, SyncSender<Result<(), String>>),
+    /// Stop writing it down.
+    EndRecording(Recording),
+    /// Tell this reader what happens from now on.
+    Watch(Teller),
+    /// End everything and stop.
+    Close,
+}
+
+/// What the door and the engine thread share.
+pub(super) struct Shared {
+    /// Requests between the door and their end.
+    pub live: AtomicUsize,
+    /// Sessions that are open.
+    pub sessions: AtomicUsize,
+    /// Tokens of requests that the scheduler has not seen yet.
+    pub unseen_tokens: AtomicUsize,
+    /// What there was to do after the step before; held to copy it and for nothing else.
+    pub load: Mutex<Load>,
+    /// Why no request is taken any more; `None`: open.
+    pub closed: Mutex<Option<String>>,
+    /// Asked by the engine thread between steps, so that closing does not wait for the queue.
+    pub closing: AtomicBool,
+    /// The engine has died of its device.
+    pub device_failed: AtomicBool,
+    /// Zero of [`Time`].
+    pub epoch: Instant,
+}
+
+impl Shared {
+    /// Of an engine that begins now.
+    pub fn new() -> Self {
+        Self {
+            live: AtomicUsize::new(0),
+            sessions: AtomicUsize::new(0),
+            unseen_tokens: AtomicUsize::new(0),
+            load: Mutex::default(),
+            closed: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            device_failed: AtomicBool::new(false),
+            epoch: Instant::now(),
+        }
+    }
+
+    /// The engine's clock.
+    pub fn now(&self) -> Time {
+        Time(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Refuses everything from now on, for `reason`. The first reason stays.
+    pub fn close(&self, reason: &str) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| reason.to_owned());
+    }
+
+    /// Why it is closed.
+    pub fn reason(&self) -> String {
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        closed.clone().unwrap_or_else(|| CLOSED.to_owned())
+    }
+
+    /// Says what there is to do.
+    pub fn publish(&self, load: Load) {
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    }
+
+    /// What a request can expect that comes when `live` requests are there.
+    pub fn forecast(&self, tokens: usize, options: &Options, live: usize) -> Forecast {
+        let load = self.load.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unseen = live.saturating_sub(load.running + load.waiting);
+        let unseen_tokens = self.unseen_tokens.load(Ordering::Acquire);
+        load.forecast(tokens, &options.user, options.priority, (unseen, unseen_tokens))
+    }
+
+    /// Whether it takes calls.
+    pub fn is_open(&self) -> bool {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Refuses, if it is closed.
+    pub fn open(&self) -> Result<(), SubmitError> {
+        if self.is_open() { Ok(()) } else { Err(SubmitError::Closed(self.reason())) }
+    }
+}
+
+/// What the engine thread was asked for.
+pub struct Reply<T> {
+    pub(super) reply: Receiver<T>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl<T> Reply<T> {
+    /// Waits for it, up to `patience`. `None`: not yet.
+    pub fn within(&mut self, patience: Duration) -> Option<Result<T, SubmitError>> {
+        match self.reply.recv_timeout(patience) {
+            Ok(answer) => Some(Ok(answer)),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(SubmitError::Closed(self.shared.reason()))),
+        }
+    }
+}
+
+/// What calls hear that come after the end.
+pub(super) const CLOSED: &str = "the engine has been closed";

@@ -1,0 +1,199 @@
+//! Who has been served how much: a virtual token counter for each user, after Sheng et al., "Fairness in Serving Large
+//! Language Models" (OSDI 2024).
+//!
+//! A user's counter grows by the work that is done for them, weighted by what it costs; whoever has been served least goes
+//! first. A user who comes to wait is lifted to the least counter of those who wait, so that nobody saves up turns while
+//! away; what somebody was served beyond the others is not forgiven by a short absence. So of two users who both have
+//! requests waiting all the time, neither gets more than the other by more than about the work of two requests.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Work, in 64ths of a token of a prompt.
+pub type Work = u64;
+
+/// A token of a prompt that is computed.
+const PROMPT_TOKEN: Work = 64;
+/// A token that is generated. It costs more than one of a prompt: a step reads all weights for one row.
+const OUTPUT_TOKEN: Work = 2 * PROMPT_TOKEN;
+/// A block of the KV cache, held for a step: room that others do not have, and keys and values to read.
+const BLOCK_STEP: Work = 1;
+
+/// The most users without requests whose counters are kept. The least served are forgotten first.
+const MOST_ABSENT: usize = 4096;
+
+/// What a step does for a sequence that holds `blocks` blocks: it computes `prompt_rows` rows that were never computed
+/// before, or generates a token.
+pub fn work(prompt_rows: usize, generates: bool, blocks: usize) -> Work {
+    prompt_rows as Work * PROMPT_TOKEN + if generates { OUTPUT_TOKEN } else { 0 } + blocks as Work * BLOCK_STEP
+}
+
+/// Blocks that were held for a conversation between its turns, times the steps that took. Its user pays with the next turn;
+/// who never comes back keeps nothing from anybody, for such blocks go to whoever needs them.
+pub fn hold(block_steps: u64) -> Work {
+    block_steps * BLOCK_STEP
+}
+
+/// A user's place in [`Users`], while they have requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserId(u32);
+
+#[derive(Debug)]
+struct User {
+    name: Arc<str>,
+    served: Work,
+    /// Requests that wait or run.
+    living: usize,
+}
+
+/// The counters of those who have requests, and of those who have had.
+#[derive(Debug, Default)]
+pub struct Users {
+    users: Vec<User>,
+    by_name: HashMap<Arc<str>, UserId>,
+    /// Places that nobody has.
+    vacant: Vec<UserId>,
+    /// Users without requests.
+    absent: BTreeSet<(Work, UserId)>,
+    /// The least that whoever waited had been served. It never falls, so who was served no more needs no counter.
+    floor: Work,
+}
+
+impl Users {
+    /// One more request of a user.
+    pub fn enter(&mut self, name: &Arc<str>) -> UserId {
+        let id = match self.by_name.get(name) {
+            Some(&id) => id,
+            None => self.welcome(name.clone()),
+        };
+        let user = &mut self.users[id.0 as usize];
+        user.living += 1;
+        if user.living == 1 {
+            self.absent.remove(&(user.served, id));
+        }
+        id
+    }
+
+    fn welcome(&mut self, name: Arc<str>) -> UserId {
+        let user = User { name: name.clone(), served: 0, living: 0 };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.users[id.0 as usize] = user;
+                id
+            }
+            None => {
+                self.users.push(user);
+                UserId(self.users.len() as u32 - 1)
+            }
+        };
+        self.by_name.insert(name, id);
+        id
+    }
+
+    /// One request less.
+    pub fn leave(&mut self, id: UserId) {
+        let user = &mut self.users[id.0 as usize];
+        user.living -= 1;
+        if user.living > 0 {
+            return;
+        }
+        self.absent.insert((user.served, id));
+        while let Some(&(served, id)) = self.absent.first()
+            && (served <= self.floor || self.absent.len() > MOST_ABSENT)
+        {
+            self.absent.pop_first();
+            self.by_name.remove(&self.users[id.0 as usize].name);
+            self.vacant.push(id);
+        }
+    }
+
+    /// A user's name.
+    pub fn name(&self, id: UserId) -> Arc<str> {
+        self.users[id.0 as usize].name.clone()
+    }
+
+    /// How much a user has been served.
+    pub fn served(&self, id: UserId) -> Work {
+        self.users[id.0 as usize].served
+    }
+
+    /// The same in tokens of a prompt, if the user is known.
+    pub fn served_by_name(&self, name: &str) -> Option<f64> {
+        self.by_name.get(name).map(|&id| self.served(id) as f64 / PROMPT_TOKEN as f64)
+    }
+
+    /// Work is done for a user.
+    pub fn charge(&mut self, id: UserId, work: Work) {
+        self.users[id.0 as usize].served += work;
+    }
+
+    /// A user who had nothing waiting comes to wait. `least`: what those who wait have been served at least.
+    pub fn lift(&mut self, id: UserId, least: Option<Work>) {
+        self.raise_floor(least.unwrap_or(0));
+        let served = &mut self.users[id.0 as usize].served;
+        *served = self.floor.max(*served);
+    }
+
+    /// Nobody who comes to wait from now on counts as served less than this.
+    pub fn raise_floor(&mut self, served: Work) {
+        self.floor = self.floor.max(served);
+    }
+
+    /// How many counters there are.
+    pub fn counters(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Asserts that there is a counter for each user with requests, `living` of them in all, and a bounded number besides.
+    pub fn check(&self, living: usize) {
+        assert_eq!(self.by_name.len() + self.vacant.len(), self.users.len(), "every place is somebody's or vacant");
+        assert!(self.absent.len() <= MOST_ABSENT, "the absent are forgotten");
+        let mut present = 0;
+        for (name, &id) in &self.by_name {
+            let user = &self.users[id.0 as usize];
+            assert_eq!(*name, user.name, "a name leads to its user");
+            assert_eq!(self.absent.contains(&(user.served, id)), user.living == 0, "{name}: absent without requests");
+            present += user.living;
+        }
+        assert_eq!(present, living, "every living request is some user's");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absence_earns_nothing_and_forgives_nothing() {
+        let mut users = Users::default();
+        let [busy, away]: [Arc<str>; 2] = ["busy".into(), "away".into()];
+        let id = users.enter(&busy);
+        users.charge(id, 1000);
+        let other = users.enter(&away);
+        users.lift(other, Some(1000));
+        assert_eq!(users.served(other), 1000, "lifted to those who wait");
+        users.charge(other, 500);
+        users.leave(other);
+        let other = users.enter(&away);
+        users.lift(other, Some(1000));
+        assert_eq!(users.served(other), 1500, "what was served is still known");
+        users.leave(other);
+        users.raise_floor(1500);
+        users.leave(id);
+        assert_eq!(users.counters(), 0, "who has no more than anybody who comes needs no counter");
+    }
+
+    #[test]
+    fn the_absent_are_bounded_in_number() {
+        let mut users = Users::default();
+        for index in 0..3 * MOST_ABSENT {
+            let id = users.enter(&format!("user {index}").into());
+            users.charge(id, 1 + index as Work);
+            users.leave(id);
+            users.check(0);
+            assert!(users.counters() <= MOST_ABSENT && users.users.len() <= MOST_ABSENT + 1);
+        }
+        let id = users.enter(&format!("user {}", 3 * MOST_ABSENT - 1).into());
+        assert_eq!(users.served(id), 3 * MOST_ABSENT as Work, "the most served are remembered longest");
+    }
+}

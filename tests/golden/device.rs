@@ -1,0 +1,89 @@
+//! What only a device does: steps are recorded and repeated, and it may fail.
+
+use octavo::execute::Executor;
+use octavo::execute::local::LocalExecutor;
+use octavo_kernels::cuda::{self, CudaBackend};
+use octavo_kernels::{Backend, BackendError, Segment, StepInput};
+
+use crate::oracle;
+use crate::runner::{self, BLOCK_SIZE, LIMITS};
+use crate::tiny::cuda_shim;
+
+const SEQUENCES: usize = 5;
+const BLOCKS_EACH: usize = 24;
+
+/// A step's arrays.
+#[derive(Default)]
+struct Arrays {
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    segments: Vec<Segment>,
+    block_tables: Vec<u32>,
+}
+
+impl Arrays {
+    /// Sequence number `sequence`, of which `computed` are, goes on by `rows` rows.
+    fn add(&mut self, sequence: usize, computed: usize, rows: usize) {
+        let context = computed + rows;
+        let block = |position: usize| (sequence + SEQUENCES * (BLOCKS_EACH - 1 - position / BLOCK_SIZE)) as u32;
+        let (first_row, first_table_entry) = (self.ids.len(), self.block_tables.len());
+        for position in computed..context {
+            self.ids.push((1 + 7 * sequence + 5 * position) as u32 % 60);
+            self.positions.push(position as u32);
+            self.slots.push(block(position) * BLOCK_SIZE as u32 + (position % BLOCK_SIZE) as u32);
+        }
+        self.segments.push(Segment { first_row, rows, context, first_table_entry });
+        self.block_tables.extend((0..context.div_ceil(BLOCK_SIZE)).map(|i| block(i * BLOCK_SIZE)));
+    }
+
+    fn input(&self) -> StepInput<'_> {
+        let Self { ids, positions, slots, segments, block_tables } = self;
+        StepInput { ids, positions, slots, segments, block_tables }
+    }
+}
+
+/// The sequences of a batch come and go, begin blocks, and one of them gets longer than attention takes in one go.
+#[test]
+fn repeated_steps_give_the_bits_of_launched_ones() {
+    for name in ["tiny/gemma3/bf16", "tiny/mixtral/bf16"] {
+        let model = oracle::fixture(name);
+        let [mut repeats, mut launches] = [0; 2].map(|_| runner::decoder(&model.path, cuda_shim()));
+        let mut computed = [0; SEQUENCES];
+        for step in 0..36 {
+            let mut arrays = Arrays::default();
+            let count = [SEQUENCES, 1, 3, 4, 2][step % 5];
+            for sequence in (0..count).map(|i| (i + step / 5) % SEQUENCES) {
+                let rows = if step == 0 { [250, 13, 1, 15, 30][sequence] } else { 1 };
+                arrays.add(sequence, computed[sequence], rows);
+                computed[sequence] += rows;
+            }
+            repeats.forward(&arrays.input());
+            launches.forward_observed(&arrays.input(), &mut |_, _| ());
+            let rows: Vec<u32> = arrays.segments.iter().map(|s| (s.first_row + s.rows - 1) as u32).collect();
+            let [got, wanted] = [&mut repeats, &mut launches].map(|decoder| {
+                decoder.head(&rows);
+                decoder.logits(rows.len()).iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+            });
+            assert!(got == wanted, "{name}, step {step}: {count} sequences of {computed:?} positions");
+        }
+        assert!(computed[0] > 256, "{computed:?}");
+        assert_eq!((repeats.backend().graphs(), launches.backend().graphs()), (4, 0), "of 1, 2, 4 and 8 rows");
+        assert_eq!(repeats.backend().failure(), None);
+    }
+}
+
+#[test]
+fn a_failing_device_ends_the_step_with_its_words() {
+    let device = cuda::Device::shim().unwrap();
+    let backend = CudaBackend::open(device.clone(), LIMITS).unwrap();
+    let mut executor = LocalExecutor::new(runner::decoder(&oracle::fixture("tiny/qwen3/f32").path, backend));
+    let batch = crate::executor::greedy(&[1, 2, 3]);
+    executor.launch(&batch).unwrap();
+    assert!(executor.collect().unwrap().entries[0].drawn.as_ref().is_some_and(Result::is_ok));
+    device.attempt(|_| Err(BackendError::Device("it fell off the bus".into())));
+    for _ in 0..2 {
+        assert!(executor.launch(&batch).unwrap_err().contains("fell off the bus"));
+        assert!(executor.collect().is_err());
+    }
+}
