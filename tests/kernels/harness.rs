@@ -58,9 +58,20 @@ pub fn reference(activations: Activations) -> ReferenceBackend {
     ReferenceBackend::new(LIMITS, activations)
 }
 
+/// [`check_op`], with a tolerance of its own for CUDA kernels that round their inputs to two bytes for tensor cores.
+pub fn check_op_apart(case: &impl Case, tolerance: Tolerance, on_cuda: Tolerance) {
+    check_on_cpu(case, tolerance);
+    check_on_cuda(case, Activations::F32, on_cuda);
+}
+
 /// Runs `case` on the reference and on every backend. All must agree within `tolerance`, and the CPU's instruction
-/// sets and numbers of threads must agree with each other to the bit. CUDA kernels take activations as they are.
+/// sets and numbers of threads must agree with each other to the bit. CUDA kernels
+/// take activations as they are.
 pub fn check_op(case: &impl Case, tolerance: Tolerance) {
+    check_op_apart(case, tolerance, tolerance);
+}
+
+pub fn check_on_cpu(case: &impl Case, tolerance: Tolerance) {
     let want = case.run(&mut reference(Activations::Int8));
     assert!(!want.is_empty() && want.iter().all(|x| x.is_finite()), "{}: {want:?}", case.name());
     let mut first: Option<Vec<f32>> = None;
@@ -73,12 +84,11 @@ pub fn check_op(case: &impl Case, tolerance: Tolerance) {
             Some(first) => assert_bits(&name, &got, first),
         }
     }
-    check_on_cuda(case, tolerance);
 }
 
 /// The part of [`check_op`] that concerns the CUDA backend.
-pub fn check_on_cuda(case: &impl Case, tolerance: Tolerance) {
-    let want = case.run(&mut reference(Activations::F32));
+pub fn check_on_cuda(case: &impl Case, activations: Activations, tolerance: Tolerance) {
+    let want = case.run(&mut reference(activations));
     for mut backend in cuda_backends() {
         let got = case.run(&mut backend);
         assert_eq!(backend.failure(), None, "{}", case.name());

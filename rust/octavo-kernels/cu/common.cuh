@@ -38,6 +38,26 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half_rn(x); }
 
+// Two values rounded to T (bf16 or f16), `low` in the lower half of the word: as fragments hold them.
+template <class T> __device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned word;
+    if constexpr (std::is_same_v<T, bf16>) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    }
+    return word;
+}
+// The value in the lower half of a word, and in the upper.
+template <class T> __device__ __forceinline__ float low_of(unsigned word) {
+    if constexpr (std::is_same_v<T, bf16>) return __uint_as_float(word << 16);
+    else return __half2float(__ushort_as_half(static_cast<unsigned short>(word)));
+}
+template <class T> __device__ __forceinline__ float high_of(unsigned word) {
+    if constexpr (std::is_same_v<T, bf16>) return __uint_as_float(word & 0xffff0000);
+    else return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
+}
+
 // Copies BYTES (4, 8 or 16) from device memory into the block's, in the background; zeroes where not `wanted`.
 template <int BYTES, class T, class U>
 __device__ __forceinline__ void copy_async(T *to, const U *from, bool wanted = true) {

@@ -46,11 +46,15 @@ __device__ void product(global<float> out, int stride, global<const float> x, gl
     KERNEL(linear_##F, 256, global<float> out, int stride, global<const float> x, global<const u8> weights,            \
            global<const float> bias, int rows, int outputs, int inputs) {                                              \
         product<F>(out, stride, x, weights, bias, 0, rows, outputs, inputs);                                           \
-    }                                                                                                                  \
+    }
+// Types that have better forms in `linear16.cu` and `linear8.cu` are here for shapes that those do not take.
+LINEAR(F32) LINEAR(F16) LINEAR(BF16) LINEAR(Q5_1) LINEAR(Q2_K) LINEAR(Q3_K) LINEAR(Q5_K) LINEAR(Q8_16)
+
+#define EXPERT_LINEAR(F)                                                                                               \
     KERNEL(expert_linear_##F, 256, global<float> out, int stride, global<const float> x, global<const u8> weights,     \
            u32 expert_bytes, global<const u32> first_slots, int first_expert, int outputs, int inputs) {            \
         int expert = first_expert + blockIdx.z;                                                                        \
         product<F>(out, stride, x, weights + size_t(blockIdx.z) * expert_bytes, nullptr, first_slots[expert],  \
                    first_slots[expert + 1], outputs, inputs);                                                          \
     }
-FOR_EVERY_FORMAT(LINEAR)
+FOR_EVERY_FORMAT(EXPERT_LINEAR)

@@ -331,6 +331,27 @@ template <> inline f16 from_float<f16>(float x) {
     return {uint16_t(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13))};
 }
 
+template <class T> inline unsigned pack(float low, float high) {
+    return from_float<T>(low).bits | unsigned(from_float<T>(high).bits) << 16;
+}
+template <class T> inline float low_of(unsigned word) { return to_float(T{uint16_t(word)}); }
+template <class T> inline float high_of(unsigned word) { return to_float(T{uint16_t(word >> 16)}); }
+
+// --- integers
+
+// Four bytes of the eight of `b:a`, one for each nibble of `selector`.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t bytes = uint64_t(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= unsigned(bytes >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+    return result;
+}
+// The product of four pairs of signed bytes, added to `sum`.
+inline int __dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += int(int8_t(a >> i)) * int(int8_t(b >> i));
+    return sum;
+}
+
 // --- asynchronous copies of 4, 8 or 16 bytes
 
 template <int BYTES, class T, class U>

@@ -3,11 +3,12 @@
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::driver::Address;
 use super::graphs::{Graphs, How};
+use super::linear::{self, Form, LINEAR_TILE};
 use super::matrix::{Matrix, Part};
 use super::step::StepOnDevice;
 use crate::{
-    Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec,
-    RopeStyle, StepInput, StepLimits, Weight, step::Step,
+    Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, Result,
+    RopeSpec, RopeStyle, StepInput, StepLimits, Weight, step::Step,
 };
 
 /// The backend over a GPU.
@@ -25,6 +26,10 @@ pub struct CudaBackend {
     /// Where `read` puts what it reads.
     host: Vec<f32>,
     limits: StepLimits,
+    /// Activations as products with two-byte weights take them; grows with the matrices.
+    rounded: Option<Memory>,
+    /// What attention keeps of splits.
+    partials: Option<Memory>,
 }
 
 /// A vector of f32.
@@ -74,10 +79,13 @@ pub struct Routing {
     first_slots: Memory,
 }
 
-/// Outputs and rows of a block of `linear`.
-const LINEAR_TILE: [usize; 2] = [32, 8];
 /// Heads of a block of `rope_and_cache`: one for each warp.
 const ROPE_HEADS: usize = 4;
+/// Rows times query heads of a tile of `attention16`.
+const ATTENTION_PAIRS: usize = 16;
+/// As many warps as keep a multiprocessor's memory busy, and as many as share a row's splits.
+const WARPS_OF_PROCESSOR: usize = 16;
+const MOST_SHARING: usize = 128;
 /// The widest head that `attention` takes.
 const MOST_HEAD_DIM: usize = 256;
 
@@ -96,6 +104,8 @@ impl CudaBackend {
             host: Vec::new(),
             limits,
             device,
+            rounded: None,
+            partials: None,
         })
     }
 
@@ -119,14 +129,29 @@ impl CudaBackend {
         }
     }
 
-    /// One launch for every run of outputs of one type.
+    /// One launch for every run of outputs of one type, after what has to be done to `x` for it.
     fn products(&self, out: &Buffer, stride: usize, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
-        let (out, x) = (out.rows(rows, stride), x.rows(rows, matrix.inputs()));
+        let inputs = matrix.inputs();
+        let (out, x) = (out.rows(rows, stride), x.rows(rows, inputs));
+        let mut ready = None;
         for run in matrix.runs() {
+            let form = Form::of(run.dtype, rows, run.outputs, inputs);
+            let x = match (form.rounds, &self.rounded) {
+                (Some(kernel), Some(rounded)) => {
+                    if ready != Some(kernel) {
+                        let (threads, blocks) = columns(inputs);
+                        let launch = self.device.launch(kernel, [rows, blocks], threads);
+                        launch.pointer(rounded.at()).pointer(x).int(rows).int(inputs).go();
+                    }
+                    rounded.at()
+                }
+                _ => x,
+            };
+            ready = form.rounds;
             let first_byte = 4 * run.first_output as Address;
-            let blocks = [run.outputs.div_ceil(LINEAR_TILE[0]), rows.div_ceil(LINEAR_TILE[1])];
             self.device
-                .launch(format!("linear_{}", run.dtype.name()), blocks, LINEAR_TILE[0] * LINEAR_TILE[1])
+                .launch(form.kernel, form.blocks, form.threads)
+                .shared(form.shared_bytes)
                 .pointer(out + first_byte)
                 .int(stride)
                 .pointer(x)
@@ -134,9 +159,78 @@ impl CudaBackend {
                 .pointer_if(bias.map(|bias| bias.memory.at() + first_byte))
                 .int(rows)
                 .int(run.outputs)
-                .int(matrix.inputs())
+                .int(inputs)
                 .go();
         }
+    }
+
+    /// Attention with tensor cores, then the merge of the rows whose splits were spread.
+    fn attention16(
+        &mut self,
+        out: &mut Buffer,
+        qkv: &Buffer,
+        cache: &Cache,
+        place: CacheLayer,
+        heads: Heads,
+        mask: Mask,
+    ) {
+        let (rows, block_size) = (self.step.rows(), cache.shape.block_size);
+        let partials = self.partials(heads, block_size);
+        let tiles = heads.kv * (heads.query / heads.kv).div_ceil(ATTENTION_PAIRS);
+        let processors = self.device.driver().info().processors as usize;
+        // How many share a row's splits changes no bit, and does not depend on contexts: a graph is for all of them.
+        let sharing = (WARPS_OF_PROCESSOR * processors).div_ceil(rows * tiles).clamp(2, MOST_SHARING);
+        let most = heads.head_dim.next_power_of_two().max(64);
+        let to = if heads.head_dim == most { "" } else { "to_" };
+        let kernel = format!("attention_{}_{to}{most}", cache.shape.dtype.name());
+        let out = out.rows(rows, heads.query_width());
+        let window = mask.window.unwrap_or(0);
+        self.device
+            .launch(kernel, [rows, tiles, sharing], 32)
+            .pointer(out)
+            .pointer(partials)
+            .pointer(qkv.rows(rows, heads.qkv_width()))
+            .pointer(cache.layer(place))
+            .pointer(self.on_device.positions())
+            .pointer(self.on_device.row_tables())
+            .pointer(self.on_device.tables(place.group))
+            .int(rows)
+            .int(heads.query)
+            .int(heads.kv)
+            .int(heads.head_dim)
+            .int(block_size)
+            .float(mask.scale)
+            .int(window)
+            .float(mask.soft_cap.unwrap_or(0.0))
+            .go();
+        self.device
+            .launch("merge_splits", [rows, heads.query], heads.head_dim.next_multiple_of(32))
+            .pointer(out)
+            .pointer(partials)
+            .pointer(self.on_device.positions())
+            .pointer(self.on_device.row_tables())
+            .int(rows)
+            .int(heads.head_dim)
+            .int(block_size)
+            .int(window)
+            .go();
+    }
+
+    /// Where attention leaves the splits of rows that are alone in their sequence. Taken when a step first needs it, since
+    /// nothing before says how many query heads there are.
+    fn partials(&mut self, heads: Heads, block_size: usize) -> Address {
+        let StepLimits { rows, table_entries, .. } = self.limits;
+        let splits = (table_entries * block_size).div_ceil(KV_SPLIT) + rows + 1;
+        let lens = [splits, heads.query, heads.head_dim + 2];
+        let bytes = 4 * lens.iter().product::<usize>();
+        if self.partials.as_ref().is_none_or(|partials| partials.bytes() < bytes) {
+            let (device, partials) = (self.device.clone(), &mut self.partials);
+            device.attempt(|_| {
+                *partials = Some(device.take_array("attention's splits", 4, &lens)?);
+                Ok(())
+            });
+        }
+        self.partials.as_ref().map_or(0, Memory::at)
     }
 
     /// One launch for one run of the weights of `experts` experts from `first` on.
@@ -216,7 +310,14 @@ impl Backend for CudaBackend {
     }
 
     fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
-        Matrix::upload(&self.device, parts)
+        let matrix = Matrix::upload(&self.device, parts)?;
+        let bytes = linear::rounded_bytes(&matrix, self.limits.rows);
+        if self.rounded.as_ref().map_or(0, Memory::bytes) < bytes {
+            // The old one first: the two need not fit together.
+            self.rounded = None;
+            self.rounded = Some(self.device.take("rounded activations", bytes)?);
+        }
+        Ok(matrix)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
@@ -453,6 +554,9 @@ impl Backend for CudaBackend {
         for segment in &self.step.segments {
             // For its check.
             self.step.block_table(segment, place.group, cache.shape.block_size);
+        }
+        if cache.shape.dtype != CacheDtype::F32 && heads.head_dim.is_multiple_of(8) {
+            return self.attention16(out, qkv, cache, place, heads, mask);
         }
         let rows = self.step.rows();
         self.device

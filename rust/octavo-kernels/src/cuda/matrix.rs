@@ -42,7 +42,8 @@ impl Matrix {
         let (Some(last), Some(inputs)) = (parts.last(), weights.first().map(|weight| weight.cols)) else {
             return Err(BackendError::BadWeight("a matrix without outputs".into()));
         };
-        let memory = device.take("a matrix", last.first_byte + last.bytes)?;
+        // Kernels read 16 bytes at a time, to the end.
+        let memory = device.take("a matrix", (last.first_byte + last.bytes).next_multiple_of(16))?;
         for (number, (weight, part)) in weights.iter().zip(&parts).enumerate() {
             upload_part(device, memory.offset(part.first_byte), number, weight)?;
         }

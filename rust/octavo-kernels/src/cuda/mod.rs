@@ -14,6 +14,7 @@ pub mod backend; // trait Backend: one launch per operation
 
 mod graphs; // decode steps, recorded
 mod image; // compiled kernels
+mod linear; // which kernel makes a product
 mod matrix; // weights on the device
 mod nvidia; // the calls of a GPU
 mod step; // a step's input on the device
