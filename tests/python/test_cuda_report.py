@@ -11,6 +11,10 @@ from conftest import ROOT
 
 # Their cosines and sines reduce large angles through an array.
 WITH_STACK = {"rope_angles"}
+# What a model's speed hangs on, and what multiplies there.
+TENSOR_CORES = [f"attention_{dtype}_{width}" for dtype in ("bf16", "f16") for width in (64, 128, 256)]
+TENSOR_CORES += [f"linear_{rows}_{dtype}" for dtype in ("BF16", "F16") for rows in (8, 16, 64, "many")]
+BYTE_PRODUCTS = [f"linear8_{dtype}" for dtype in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")]
 
 
 def test_no_kernel_spills_and_every_one_fills_its_multiprocessor() -> None:
@@ -30,3 +34,7 @@ def test_no_kernel_spills_and_every_one_fills_its_multiprocessor() -> None:
     assert {kernel.name for kernel in found if kernel.stack_bytes} <= WITH_STACK
     assert {kernel.name for kernel in found if kernel.tensor_products and not kernel.wide_loads} == set()
     assert {kernel.name: kernel.occupancy for kernel in found if kernel.occupancy < 0.1} == {}
+    by_name = {kernel.name: kernel for kernel in found}
+    assert {name for name in TENSOR_CORES if not by_name[name].tensor_products} == set()
+    assert {name for name in BYTE_PRODUCTS if not by_name[name].byte_products} == set()
+    assert {name for name in TENSOR_CORES + BYTE_PRODUCTS if not by_name[name].wide_loads} == set()

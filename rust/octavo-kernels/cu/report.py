@@ -35,6 +35,7 @@ class Kernel:
     spill_bytes: int
     wide_loads: int
     tensor_products: int
+    byte_products: int
 
     @property
     def occupancy(self) -> float:
@@ -82,6 +83,7 @@ def of_report(name: str, report: str, code: str) -> Kernel:
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         wide_loads=len(re.findall(r"ld\.global[.\w]*\.v(?:4\.[usbf]32|2\.[usbf]64)|cp\.async\.cg", code)),
         tensor_products=len(re.findall(r"\bmma\.sync", code)),
+        byte_products=len(re.findall(r"\bdp4a\.", code)),
     )
 
 
@@ -89,12 +91,13 @@ def main() -> None:
     nvcc = find_nvcc()
     if nvcc is None:
         sys.exit("there is no nvcc in $NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin or on the path")
-    print(f"{ARCHITECTURE:32}  threads  registers  shared  stack  spills  occupancy  128-bit loads  mma")
+    print(f"{ARCHITECTURE:32}  threads  registers  shared  stack  spills  occupancy  128-bit loads  mma  dp4a")
     for kernel in kernels(nvcc):
         if len(sys.argv) == 1 or any(word in kernel.name for word in sys.argv[1:]):
             print(
                 f"{kernel.name:32}{kernel.threads:9}{kernel.registers:11}{kernel.shared_bytes:8}{kernel.stack_bytes:7}"
                 f"{kernel.spill_bytes:8}{kernel.occupancy:10.0%}{kernel.wide_loads:15}{kernel.tensor_products:5}"
+                f"{kernel.byte_products:6}"
             )
 
 
