@@ -42,7 +42,8 @@ def hot() -> list[Hot]:
             kernels.append(Hot("attention16", f"attention_{dtype}_{dim}", 32, 0, (LOADS, TENSOR_CORES)))
     for dtype in ("BF16", "F16"):
         # Few rows: the sums of the 16 slices of 4096 inputs. Others: four stages.
-        for rows, threads, dynamic in ((8, 128, 16 * 8 * 64), (16, 128, 16 * 16 * 64), (64, 128, 24576), ("many", 256, 65536)):
+        forms = ((8, 128, 16 * 8 * 64), (16, 128, 16 * 16 * 64), (64, 128, 24576), ("many", 256, 65536))
+        for rows, threads, dynamic in forms:
             kernels.append(Hot("linear16", f"linear_{rows}_{dtype}", threads, dynamic, (LOADS, TENSOR_CORES)))
     for dtype in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"):
         kernels.append(Hot("linear8", f"linear8_{dtype}", 64, 0, (LOADS, INTEGERS)))
@@ -83,7 +84,8 @@ def compile_file(nvcc: str, file: str) -> dict[str, Report]:
     bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", code, re.DOTALL))
     reports = {}
     for name, text in re.findall(r"Compiling entry function '(\w+)'(.*?Used .*?)\n", done.stderr, re.DOTALL):
-        numbers = {what: int(n) for n, what in re.findall(r"(\d+) (bytes stack|bytes spill stores|registers|bytes smem)", text)}
+        found = re.findall(r"(\d+) (bytes stack|bytes spill stores|registers|bytes smem)", text)
+        numbers = {what: int(number) for number, what in found}
         reports[name] = Report(
             numbers["registers"],
             numbers.get("bytes smem", 0),
@@ -98,7 +100,7 @@ def check(nvcc: str) -> tuple[list[str], list[str]]:
     """The lines of the table, and what is wrong."""
     kernels = hot()
     files = {file: compile_file(nvcc, file) for file in dict.fromkeys(kernel.file for kernel in kernels)}
-    table = [f"{'kernel':22} {'registers':>9} {'shared':>7} {'spilled':>7} {'local':>5} {'warps':>5} {'16 bytes':>8} {'mma':>4} {'dp4a':>4}"]
+    table = ["kernel                 registers  shared spilled local warps 16 bytes  mma dp4a"]
     faults = []
     for kernel in kernels:
         report = files[kernel.file].get(kernel.name)
@@ -115,7 +117,9 @@ def check(nvcc: str) -> tuple[list[str], list[str]]:
             faults.append(f"{kernel.name}: {report.spilled_bytes} bytes spilled, {report.stack_bytes} of local memory")
         if report.warps(kernel) < 8:
             faults.append(f"{kernel.name}: only {report.warps(kernel)} warps fit a multiprocessor")
-        faults += [f"{kernel.name}: no {what} in its code" for what in kernel.wanted if not re.search(what, report.code)]
+        faults += [
+            f"{kernel.name}: no {what} in its code" for what in kernel.wanted if not re.search(what, report.code)
+        ]
     return table, faults
 
 

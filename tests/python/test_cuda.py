@@ -98,11 +98,15 @@ def test_the_cuda_backend_gives_what_it_says_about_the_probabilities_that_the_re
         asked = octavo.SamplingParams(max_tokens=1, prompt_logprobs=1)
         told = reference.generate([whole], asked)[0].prompt_logprobs
         logprobs = said.choices[0].logprobs
-        assert told is not None and logprobs is not None and len(told) == len(whole)
+        assert told is not None
+        assert logprobs is not None
+        assert len(told) == len(whole)
         for got, wanted in zip(logprobs, told[len(prompt) :], strict=True):
-            assert wanted is not None and got.token_id == wanted.token_id
+            assert wanted is not None
+            assert got.token_id == wanted.token_id
             differences.append(abs(got.logprob - wanted.logprob))
-    assert max(differences) < 0.6 and sum(differences) / len(differences) < 0.1
+    assert max(differences) < 0.6
+    assert sum(differences) / len(differences) < 0.1
 
 
 def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(name: str, cuda_device: str) -> None:
