@@ -3,8 +3,8 @@
     python tests/kernels/quality.py
 
 Compiles the kernels that a model's speed hangs on for an H100 or H200 and prints a table of registers, memory and
-occupancy. Fails where one of them spills registers or keeps arrays in local memory, does not load 16 bytes at a time, or
-does without tensor cores or integer products. Needs nvcc: $NVCC, $CUDA_HOME/bin/nvcc, $CUDA_PATH/bin/nvcc or on the path.
+occupancy. Fails where one spills registers or keeps arrays in local memory, does not load 16 bytes at a time, or does
+without tensor cores or integer products. Needs nvcc: $NVCC, $CUDA_HOME/bin/nvcc, $CUDA_PATH/bin/nvcc or on the path.
 """
 
 from __future__ import annotations
