@@ -1,0 +1,120 @@
+//! Attention's launches.
+
+use super::{Buffer, Cache, CudaBackend, of_cache};
+use crate::cuda::device::Memory;
+use crate::cuda::driver::Address;
+use crate::{CacheDtype, CacheLayer, Heads, KV_SPLIT, Mask, StepLimits};
+
+/// Rows times query heads of a tile of `attention16`.
+const ATTENTION_PAIRS: usize = 16;
+/// As many warps as keep a multiprocessor's memory busy, and as many as share a row's splits.
+const WARPS_OF_PROCESSOR: usize = 16;
+const MOST_SHARING: usize = 128;
+
+impl CudaBackend {
+    /// [`Backend::attention`].
+    pub(super) fn attend(
+        &mut self,
+        out: &mut Buffer,
+        qkv: &Buffer,
+        cache: &Cache,
+        place: CacheLayer,
+        heads: Heads,
+        mask: Mask,
+    ) {
+        cache.check(heads);
+        for segment in &self.step.segments {
+            // For its check.
+            self.step.block_table(segment, place.group, cache.shape.block_size);
+        }
+        if cache.shape.dtype != CacheDtype::F32 && heads.head_dim.is_multiple_of(8) {
+            return self.attention16(out, qkv, cache, place, heads, mask);
+        }
+        let rows = self.step.rows();
+        self.device
+            .launch(of_cache("attention", cache.shape.dtype), [rows, heads.query], 128)
+            .pointer(out.rows(rows, heads.query_width()))
+            .pointer(qkv.rows(rows, heads.qkv_width()))
+            .pointer(cache.layer(place))
+            .pointer(self.on_device.positions())
+            .pointer(self.on_device.row_tables())
+            .pointer(self.on_device.tables(place.group))
+            .int(heads.query)
+            .int(heads.kv)
+            .int(heads.head_dim)
+            .int(cache.shape.block_size)
+            .float(mask.scale)
+            .int(mask.window.unwrap_or(0))
+            .float(mask.soft_cap.unwrap_or(0.0))
+            .go();
+    }
+
+    /// Attention with tensor cores, then the merge of the rows whose splits were spread.
+    fn attention16(
+        &mut self,
+        out: &mut Buffer,
+        qkv: &Buffer,
+        cache: &Cache,
+        place: CacheLayer,
+        heads: Heads,
+        mask: Mask,
+    ) {
+        let (rows, block_size) = (self.step.rows(), cache.shape.block_size);
+        let partials = self.partials(heads, block_size);
+        let tiles = heads.kv * (heads.query / heads.kv).div_ceil(ATTENTION_PAIRS);
+        let processors = self.device.driver().info().processors as usize;
+        // How many share a row's splits changes no bit, and does not depend on contexts: a graph is for all of them.
+        let sharing = (WARPS_OF_PROCESSOR * processors).div_ceil(rows * tiles).clamp(2, MOST_SHARING);
+        let most = heads.head_dim.next_power_of_two().max(64);
+        let to = if heads.head_dim == most { "" } else { "to_" };
+        let kernel = format!("attention_{}_{to}{most}", cache.shape.dtype.name());
+        let out = out.rows(rows, heads.query_width());
+        let window = mask.window.unwrap_or(0);
+        self.device
+            .launch(kernel, [rows, tiles, sharing], 32)
+            .pointer(out)
+            .pointer(partials)
+            .pointer(qkv.rows(rows, heads.qkv_width()))
+            .pointer(cache.layer(place))
+            .pointer(self.on_device.positions())
+            .pointer(self.on_device.row_tables())
+            .pointer(self.on_device.tables(place.group))
+            .int(rows)
+            .int(heads.query)
+            .int(heads.kv)
+            .int(heads.head_dim)
+            .int(block_size)
+            .float(mask.scale)
+            .int(window)
+            .float(mask.soft_cap.unwrap_or(0.0))
+            .go();
+        self.device
+            .launch("merge_splits", [rows, heads.query], heads.head_dim.next_multiple_of(32))
+            .pointer(out)
+            .pointer(partials)
+            .pointer(self.on_device.positions())
+            .pointer(self.on_device.row_tables())
+            .int(rows)
+            .int(heads.head_dim)
+            .int(block_size)
+            .int(window)
+            .go();
+    }
+
+    /// Where attention leaves the splits of rows that are alone in their sequence. Taken when a step first needs it, since
+    /// nothing before says how many query heads there are.
+    fn partials(&mut self, heads: Heads, block_size: usize) -> Address {
+        let StepLimits { rows, table_entries, .. } = self.limits;
+        let splits = (table_entries * block_size).div_ceil(KV_SPLIT) + rows + 1;
+        let lens = [splits, heads.query, heads.head_dim + 2];
+        let bytes = 4 * lens.iter().product::<usize>();
+        if self.partials.as_ref().is_none_or(|partials| partials.bytes() < bytes) {
+            let (device, partials) = (self.device.clone(), &mut self.partials);
+            device.attempt(|_| {
+                *partials = Some(device.take_array("attention's splits", 4, &lens)?);
+                Ok(())
+            });
+        }
+        self.partials.as_ref().map_or(0, Memory::at)
+    }
+}
