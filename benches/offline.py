@@ -1,5 +1,5 @@
-"""What a model costs on this machine, stage by stage: load, prefill, decode at two lengths, concurrent requests; and what
-the engine and Python add to it.
+"""What a model costs on this machine, stage by stage: load, prefill, decode at two lengths, concurrent requests; and
+what the engine and Python add to it.
 
     python benches/offline.py [MODEL] [--tiny]
 

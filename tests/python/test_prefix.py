@@ -79,7 +79,7 @@ def test_whatever_ended_the_one_before(model: str, fresh: octavo.LLM, ending: st
             params = replace(params, max_tokens=1000)
         if ending == "deadline":
             with pytest.raises(octavo.DeadlineExceededError) as late:
-                llm.generate(first, params, deadline_s=0.02)
+                llm.generate(first, params, deadline_s=0.005)
             assert late.value.partial is not None
             told = max(told, late.value.partial.token_ids, key=len)
         else:
