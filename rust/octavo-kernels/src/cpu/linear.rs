@@ -50,7 +50,7 @@ pub fn linear(
     }
 
     let out = SharedSlice::new(out);
-    let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs, next: 0 };
+    let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs, next: None };
     let block_rows = block_rows(inputs);
     let (threads, run_tiles) = (pool.threads(), run_tiles(matrix, pool.threads()));
     let runs = matrix.tiles().div_ceil(run_tiles);
@@ -59,7 +59,7 @@ pub fn linear(
         let (row, tile) = (i / runs * block_rows, i % runs * run_tiles);
         // Threads take tasks in order, so this one's next is likely that, or one of the next product's first.
         let next = match i + threads {
-            next if next < tasks => matrix.address(next % runs * run_tiles),
+            next if next < tasks => Some(matrix.address(next % runs * run_tiles)),
             next => matrix.successor.task(next - tasks),
         };
         let tiles = tile..matrix.tiles().min(tile + run_tiles);
@@ -94,7 +94,7 @@ pub fn expert_linear(
     }
 
     let out = SharedSlice::new(out);
-    let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs, next: 0 };
+    let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs, next: None };
     let run_tiles = (routing.busy().len() * tiles).div_ceil(pool.threads() * TASKS_PER_THREAD).clamp(1, tiles);
     let runs = tiles.div_ceil(run_tiles);
     pool.run(routing.busy().len() * runs, &|i| {
@@ -133,8 +133,8 @@ struct Product<'a> {
     out: SharedSlice<'a, f32>,
     first_output: usize,
     width: usize,
-    /// Where the weights lie that are read after these.
-    next: usize,
+    /// Where the weights lie that are read after these. `None`: just behind them.
+    next: Option<usize>,
 }
 
 impl Product<'_> {

@@ -45,10 +45,11 @@ impl Successor {
         self.task_bytes.store(matrix.address(task_tiles).wrapping_sub(matrix.address(0)), Ordering::Relaxed);
     }
 
-    /// Where a task of it begins.
-    pub fn task(&self, number: usize) -> usize {
+    /// Where a task of it begins; `None` while nothing was read after.
+    pub fn task(&self, number: usize) -> Option<usize> {
+        let start = self.start.load(Ordering::Relaxed);
         let bytes = number.wrapping_mul(self.task_bytes.load(Ordering::Relaxed));
-        self.start.load(Ordering::Relaxed).wrapping_add(bytes)
+        (start != 0).then(|| start.wrapping_add(bytes))
     }
 }
 

@@ -68,6 +68,7 @@ struct ArgumentOfShim {
     end: u64,
 }
 
+// SAFETY: the signatures are those of `cu/shim/shim.cpp`, which the build compiles and links.
 unsafe extern "C" {
     fn octavo_shim_kernel(name: *const c_char) -> *const KernelOfShim;
     fn octavo_shim_launch(

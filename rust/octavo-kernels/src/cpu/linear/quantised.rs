@@ -37,7 +37,7 @@ impl<F: Format> Kernel for Tiles<'_, F> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
         let (begin, end) = self.product.matrix.addresses(self.part, self.tiles.clone());
-        let mut stream = Stream { at: begin, end, next: self.product.next };
+        let mut stream = Stream { at: begin, end, next: self.product.next.unwrap_or(end) };
         for tile in self.tiles.clone() {
             let mut row = self.rows.start;
             while row < self.rows.end {
