@@ -98,7 +98,7 @@ fn find_head_rows(batch: &Batch, head_rows: &mut Vec<HeadRow>) {
         let row = |index| (segment.first_row + index) as u32;
         head_rows.extend(wanted.map(|index| HeadRow { entry: number, index, row: row(index), greedy }));
     }
-    head_rows.sort_by_key(|row| !row.greedy);
+    head_rows.sort_unstable_by_key(|row| (!row.greedy, row.row)); // takes no memory, unlike a stable sort
 }
 
 /// Whether all that is wanted of an entry is the token with the largest logit.
