@@ -228,7 +228,7 @@ impl Backend for CpuBackend {
         let bias = weight(bias, matrix.outputs());
         let last = self.last_matrix.replace(matrix.successor.clone());
         if let Some(last) = last {
-            last.set(matrix, linear::run_tiles(matrix, self.pool.threads()));
+            last.set(matrix, self.pool.threads());
         }
         linear::linear(self.isa, &mut self.pool, &mut self.activations, out, x, matrix, bias, rows);
     }

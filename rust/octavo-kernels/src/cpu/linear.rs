@@ -13,8 +13,8 @@ use std::ops::Range;
 use super::format::LANES;
 use super::isa::Isa;
 use super::pack::{Matrix, Part};
-use super::pool::{Pool, SharedSlice};
-use super::quantise::{Activations, GROUP};
+use super::pool::{self, Pool, SharedSlice};
+use super::quantise::{Activations, GROUP, Quantisation};
 use super::vector::Vector;
 use crate::routing::Routing;
 
@@ -45,26 +45,27 @@ pub fn linear(
     assert_eq!(x.len(), rows * inputs);
     assert_eq!(out.len(), rows * outputs);
     assert!(bias.is_none_or(|bias| bias.len() == outputs));
-    if matrix.has_blocks() {
-        activations.quantise(isa, pool, x, rows, inputs);
-    }
-
+    let activations = activations.quantisation(isa, if matrix.has_blocks() { x } else { &[] }, inputs);
     let out = SharedSlice::new(out);
     let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs, next: None };
-    let block_rows = block_rows(inputs);
-    let (threads, run_tiles) = (pool.threads(), run_tiles(matrix, pool.threads()));
-    let runs = matrix.tiles().div_ceil(run_tiles);
+    let (block_rows, threads) = (block_rows(inputs), pool.threads());
+    let runs = runs(matrix, threads);
     let tasks = rows.div_ceil(block_rows) * runs;
-    pool.run(tasks, &|i| {
-        let (row, tile) = (i / runs * block_rows, i % runs * run_tiles);
-        // Threads take tasks in order, so this one's next is likely that, or one of the next product's first.
-        let next = match i + threads {
-            next if next < tasks => Some(matrix.address(next % runs * run_tiles)),
-            next => matrix.successor.task(next - tasks),
+    let quantise = |task| activations.run(task);
+    let multiply = |i: usize| {
+        let (row, run) = (i / runs * block_rows, i % runs);
+        // A thread's share of the tasks goes on with the next number; after it comes the share of the next product.
+        let sharer = pool::sharer(i, tasks, threads);
+        let next = match i + 1 {
+            next if next < tasks && pool::sharer(next, tasks, threads) == sharer => {
+                Some(matrix.address(run_begin(matrix, next % runs, runs)))
+            }
+            _ => matrix.successor.share(sharer),
         };
-        let tiles = tile..matrix.tiles().min(tile + run_tiles);
+        let tiles = run_begin(matrix, run, runs)..run_begin(matrix, run + 1, runs);
         Product { next, ..product }.run(isa, row..rows.min(row + block_rows), tiles);
-    });
+    };
+    pool.run_stages((activations.tasks(), &quantise), (tasks, &multiply));
 }
 
 /// `out[slot] = matrix of the slot's expert · x[slot]`: a product for every expert that was chosen, over the rows that
@@ -89,15 +90,12 @@ pub fn expert_linear(
     for (expert, part) in matrix.parts.iter().step_by(parts.max(1)).enumerate() {
         assert_eq!((part.first_output, part.first_tile), begins(expert), "experts of different shapes");
     }
-    if matrix.has_blocks() {
-        activations.quantise(isa, pool, x, slots, inputs);
-    }
-
+    let activations = activations.quantisation(isa, if matrix.has_blocks() { x } else { &[] }, inputs);
     let out = SharedSlice::new(out);
     let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs, next: None };
     let run_tiles = (routing.busy().len() * tiles).div_ceil(pool.threads() * TASKS_PER_THREAD).clamp(1, tiles);
     let runs = tiles.div_ceil(run_tiles);
-    pool.run(routing.busy().len() * runs, &|i| {
+    let multiply = |i: usize| {
         let expert = routing.busy()[i / runs] as usize;
         let (first_output, first_tile) = begins(expert);
         let tile = first_tile + i % runs * run_tiles;
@@ -107,14 +105,19 @@ pub fn expert_linear(
             let rows = row..rows.end.min(row + block_rows(inputs));
             Product { first_output, ..product }.run(isa, rows, tiles.clone());
         }
-    });
+    };
+    pool.run_stages((activations.tasks(), &|task| activations.run(task)), (routing.busy().len() * runs, &multiply));
 }
 
-/// Tiles of a task.
-pub(super) fn run_tiles(matrix: &Matrix, threads: usize) -> usize {
-    let (tiles, tile_bytes) = (matrix.tiles().max(1), matrix.bytes() / matrix.tiles().max(1));
-    let fair = tiles.div_ceil(threads);
-    tiles.div_ceil(threads * TASKS_PER_THREAD).max(TASK_BYTES / tile_bytes.max(1)).min(fair)
+/// How many runs a matrix's tiles are taken in: as many for each thread, so that all are through at the same time.
+fn runs(matrix: &Matrix, threads: usize) -> usize {
+    let for_each = (matrix.bytes() / (threads * TASK_BYTES)).clamp(1, TASKS_PER_THREAD);
+    (threads * for_each).min(matrix.tiles())
+}
+
+/// The first tile of a run.
+fn run_begin(matrix: &Matrix, run: usize, runs: usize) -> usize {
+    run * matrix.tiles() / runs
 }
 
 /// Rows whose activations fit [`ROW_BLOCK_BYTES`].
@@ -127,7 +130,7 @@ fn block_rows(inputs: usize) -> usize {
 struct Product<'a> {
     matrix: &'a Matrix,
     x: &'a [f32],
-    activations: &'a Activations,
+    activations: Quantisation<'a>,
     bias: Option<&'a [f32]>,
     /// `(rows, width)`, of the matrix's outputs from this one on.
     out: SharedSlice<'a, f32>,

@@ -34,22 +34,21 @@ pub struct Matrix {
 #[derive(Debug, Default)]
 pub(crate) struct Successor {
     start: AtomicUsize,
-    /// Between the beginnings of its tasks.
-    task_bytes: AtomicUsize,
+    /// Of one thread's share.
+    share_bytes: AtomicUsize,
 }
 
 impl Successor {
-    /// Notes that `matrix` is read, in tasks of so many tiles.
-    pub fn set(&self, matrix: &Matrix, task_tiles: usize) {
+    /// Notes that `matrix` is read, by so many threads.
+    pub fn set(&self, matrix: &Matrix, threads: usize) {
         self.start.store(matrix.address(0), Ordering::Relaxed);
-        self.task_bytes.store(matrix.address(task_tiles).wrapping_sub(matrix.address(0)), Ordering::Relaxed);
+        self.share_bytes.store(matrix.bytes() / threads, Ordering::Relaxed);
     }
 
-    /// Where a task of it begins; `None` while nothing was read after.
-    pub fn task(&self, number: usize) -> Option<usize> {
+    /// Where a thread's share of it begins; `None` while nothing was read after.
+    pub fn share(&self, thread: usize) -> Option<usize> {
         let start = self.start.load(Ordering::Relaxed);
-        let bytes = number.wrapping_mul(self.task_bytes.load(Ordering::Relaxed));
-        (start != 0).then(|| start.wrapping_add(bytes))
+        (start != 0).then(|| start.wrapping_add(thread.wrapping_mul(self.share_bytes.load(Ordering::Relaxed))))
     }
 }
 

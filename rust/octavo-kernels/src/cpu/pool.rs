@@ -1,8 +1,12 @@
 //! Workers that run one parallel region at a time.
 //!
 //! An operation of a decoder takes microseconds, so a region must begin and end in about one. Workers therefore spin for
-//! a moment after each region before they park, tasks are handed out by one counter, and a worker that is too late to a
-//! region (asleep, or its core taken by another process) is not waited for.
+//! a moment after each region before they park, and a worker that is too late to a region (asleep, or its core taken by
+//! another process) is not waited for.
+//!
+//! Tasks are numbered, and every thread has a share of neighbours: it reads what lies side by side, and its counter stays in
+//! its own cache. Whoever is through with its share takes from those of others, so a share whose owner is late, or slow,
+//! is done all the same. A region has one stage or two; no task of the second begins before all of the first are done.
 //!
 //! The thread that calls [`Pool::run`] is one of the workers.
 
@@ -25,11 +29,30 @@ pub struct Pool {
     cores: Vec<usize>,
 }
 
-/// The region that runs: a function on `0..tasks`. The reference is good for as long as the region is open or entered.
+/// A stage: a function on `0..tasks`.
+pub(crate) type Stage<'a> = (usize, &'a (dyn Fn(usize) + Sync));
+
+/// The stages of the region that runs. The references are good for as long as the region is open or entered.
 #[derive(Clone, Copy)]
 struct Region {
-    task: *const (dyn Fn(usize) + Sync),
-    tasks: usize,
+    stages: [(usize, *const (dyn Fn(usize) + Sync)); 2],
+}
+
+/// A thread's share of each stage: the next task of it. In cache lines of its own, two because they are fetched in pairs.
+#[derive(Default)]
+#[repr(align(128))]
+struct Share {
+    next: [AtomicUsize; 2],
+}
+
+/// The thread whose share task `i` of `tasks` is in.
+pub(crate) fn sharer(i: usize, tasks: usize, threads: usize) -> usize {
+    ((i + 1) * threads - 1) / tasks
+}
+
+/// Where the share of `thread` begins.
+fn share_begin(thread: usize, tasks: usize, threads: usize) -> usize {
+    thread * tasks / threads
 }
 
 // The state of a pool in one word, so that a worker enters a region and the caller closes it without a race:
@@ -41,7 +64,10 @@ const ONE_REGION: u64 = 1 << 32;
 struct Shared {
     state: AtomicU64,
     region: UnsafeCell<Region>,
-    next_task: AtomicUsize,
+    /// The caller's first, then the workers'.
+    shares: Box<[Share]>,
+    /// Tasks of the first stage that are not done.
+    left: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// The caller, while it may be parked.
     caller: Mutex<Option<Thread>>,
@@ -72,8 +98,9 @@ impl Pool {
         }
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            region: UnsafeCell::new(Region { task: &|_| {}, tasks: 0 }),
-            next_task: AtomicUsize::new(0),
+            region: UnsafeCell::new(Region { stages: [(0, &|_| {}); 2] }),
+            shares: (0..threads).map(|_| Share::default()).collect(),
+            left: AtomicUsize::new(0),
             panic: Mutex::new(None),
             caller: Mutex::new(None),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -111,16 +138,23 @@ impl Pool {
     ///
     /// If a task panics, no further tasks begin, and the panic goes on in the caller.
     pub fn run(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() || tasks <= 1 {
-            return (0..tasks).for_each(task);
+        self.run_stages((0, &|_| {}), (tasks, task));
+    }
+
+    /// As [`Pool::run`], but all tasks of `second` come after all of `first`.
+    pub(crate) fn run_stages(&mut self, first: Stage<'_>, second: Stage<'_>) {
+        if self.workers.is_empty() || (first.0 <= 1 && second.0 <= 1) {
+            (0..first.0).for_each(first.1);
+            return (0..second.0).for_each(second.1);
         }
-        self.shared.open(Region { task: erase_lifetime(task), tasks });
+        let stages = [first, second].map(|(tasks, task)| (tasks, erase_lifetime(task)));
+        self.shared.open(Region { stages });
         for (worker, parked) in self.workers.iter().zip(&self.shared.parked) {
             if parked.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        self.shared.run_tasks(task, tasks);
+        self.shared.run_tasks(0, [first, second]);
         self.shared.close();
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
@@ -162,7 +196,13 @@ fn erase_lifetime<'a>(task: &'a (dyn Fn(usize) + Sync + 'a)) -> *const (dyn Fn(u
 impl Shared {
     /// Lets workers in. By the caller only, with the region closed and nobody inside.
     fn open(&self, region: Region) {
-        self.next_task.store(0, Ordering::Relaxed);
+        let threads = self.shares.len();
+        for (thread, share) in self.shares.iter().enumerate() {
+            for (next, (tasks, _)) in share.next.iter().zip(region.stages) {
+                next.store(share_begin(thread, tasks, threads), Ordering::Relaxed);
+            }
+        }
+        self.left.store(region.stages[0].0, Ordering::Relaxed);
         // SAFETY: closed and nobody inside, so nobody reads; workers will see this write because they enter through `state`.
         unsafe { *self.region.get() = region };
         let before = self.state.load(Ordering::Relaxed);
@@ -206,22 +246,22 @@ impl Shared {
             if !is_new(state) {
                 continue; // it closed in the meantime
             }
-            if self.enter(state) {
+            if self.enter(index, state) {
                 done = state / ONE_REGION;
             }
         }
     }
 
     /// Enters the region of `state`, works in it, leaves. False if the state has changed meanwhile.
-    fn enter(&self, state: u64) -> bool {
+    fn enter(&self, index: usize, state: u64) -> bool {
         if self.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
         // SAFETY: we are counted inside of an open region, so `run` is still waiting: the cell is not written, and the
         // task it points to lives.
-        let Region { task, tasks } = unsafe { *self.region.get() };
+        let Region { stages } = unsafe { *self.region.get() };
         // SAFETY: as above.
-        self.run_tasks(unsafe { &*task }, tasks);
+        self.run_tasks(index + 1, stages.map(|(tasks, task)| (tasks, unsafe { &*task })));
         let before = self.state.fetch_sub(1, Ordering::AcqRel);
         if before & INSIDE == 1
             && before & OPEN == 0
@@ -233,22 +273,59 @@ impl Shared {
     }
 
     /// Runs tasks until none is left. Never unwinds: the first panic is kept for the caller.
-    fn run_tasks(&self, task: &(dyn Fn(usize) + Sync), tasks: usize) {
+    fn run_tasks(&self, thread: usize, [first, second]: [Stage<'_>; 2]) {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let i = self.next_task.fetch_add(1, Ordering::Relaxed);
-                if i >= tasks {
-                    return;
+            if first.0 > 0 {
+                let done = self.run_stage(thread, 0, first);
+                if done > 0 {
+                    // Release: what these tasks wrote is seen by whoever sees all done.
+                    self.left.fetch_sub(done, Ordering::Release);
                 }
-                task(i);
+                let all_done = || self.left.load(Ordering::Acquire) == 0 || self.gave_up();
+                while !spin_until(all_done) {
+                    thread::yield_now();
+                }
             }
+            self.run_stage(thread, 1, second);
         }));
         if let Err(panic) = result {
-            self.next_task.store(tasks, Ordering::Relaxed);
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            self.give_up();
         }
     }
+
+    /// Runs tasks of one stage, first those of the thread's own share. Returns how many.
+    fn run_stage(&self, thread: usize, stage: usize, (tasks, task): Stage<'_>) -> usize {
+        let (threads, mut done) = (self.shares.len(), 0);
+        for owner in (thread..threads).chain(0..thread) {
+            let (next, end) = (&self.shares[owner].next[stage], share_begin(owner + 1, tasks, threads));
+            // Only asked, where nothing is left: its line stays in the cache of whoever works on it.
+            while next.load(Ordering::Relaxed) < end {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= end {
+                    break;
+                }
+                task(i);
+                done += 1;
+            }
+        }
+        done
+    }
+
+    /// Lets no more tasks begin.
+    fn give_up(&self) {
+        for next in self.shares.iter().flat_map(|share| &share.next) {
+            next.store(GAVE_UP, Ordering::Relaxed);
+        }
+    }
+
+    fn gave_up(&self) -> bool {
+        self.shares[0].next[1].load(Ordering::Relaxed) >= GAVE_UP
+    }
 }
+
+/// More than any number of a task.
+const GAVE_UP: usize = usize::MAX / 2;
 
 /// Looks at `ready` for [`SPIN`]; whether it became true.
 fn spin_until(ready: impl Fn() -> bool) -> bool {
@@ -294,6 +371,16 @@ impl<'a, T> SharedSlice<'a, T> {
         assert!(begin <= self.len && len <= self.len - begin);
         // SAFETY: inside of the borrow by the line above; not aliased by this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(begin), len) }
+    }
+
+    /// The part of `len` from `begin`, to be read. Panics if it does not lie inside.
+    ///
+    /// # Safety
+    /// Nobody writes it while it is in use.
+    pub(crate) unsafe fn part(&self, begin: usize, len: usize) -> &'a [T] {
+        assert!(begin <= self.len && len <= self.len - begin);
+        // SAFETY: inside of the borrow by the line above; not written by this function's contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(begin), len) }
     }
 }
 
@@ -360,6 +447,55 @@ mod tests {
                     thread::sleep(Duration::from_millis(1)); // long enough for the workers to park
                 }
             }
+        }
+    }
+
+    #[test]
+    fn shares_are_neighbours_and_cover_all() {
+        for (tasks, threads) in [(1, 2), (2, 3), (7, 3), (8, 8), (100, 7)] {
+            assert_eq!((share_begin(0, tasks, threads), share_begin(threads, tasks, threads)), (0, tasks));
+            for i in 0..tasks {
+                let thread = sharer(i, tasks, threads);
+                let share = share_begin(thread, tasks, threads)..share_begin(thread + 1, tasks, threads);
+                assert!(share.contains(&i), "{i} of {tasks}, {threads} threads: {thread} has {share:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_of_the_first_stage_is_done_and_seen_before_the_second_begins() {
+        for threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(Some(threads)).unwrap();
+            for region in 0..2000 {
+                let (first, second) = ([0, 1, 2, 5, 40][region % 5], [0, 1, 3, 64][region % 4]);
+                let mut data = vec![0; first];
+                let (pieces, seen) = (SharedSlice::new(&mut data), AtomicUsize::new(0));
+                pool.run_stages(
+                    // SAFETY: every task has a number of its own.
+                    (first, &|i| unsafe { pieces.slice(i, 1) }[0] = i + 1),
+                    (second, &|_| {
+                        // SAFETY: nobody writes any more.
+                        let sum: usize = unsafe { pieces.slice(0, first) }.iter().sum();
+                        assert_eq!(sum, first * (first + 1) / 2);
+                        seen.fetch_add(1, Ordering::Relaxed);
+                    }),
+                );
+                assert_eq!(seen.into_inner(), second, "{threads} threads, region {region}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_in_the_first_stage_stops_the_second() {
+        let mut pool = Pool::new(Some(3)).unwrap();
+        for victim in 0..16 {
+            let begun = AtomicUsize::new(0);
+            let second = |_| {
+                begun.fetch_add(1, Ordering::Relaxed);
+            };
+            let first = |i| assert_ne!(i, victim, "gave up");
+            catch_unwind(AssertUnwindSafe(|| pool.run_stages((16, &first), (16, &second)))).unwrap_err();
+            assert_eq!(begun.into_inner(), 0);
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::format::BLOCK;
 use super::isa::Isa;
-use super::pool::{Pool, SharedSlice};
+use super::pool::SharedSlice;
 use super::vector::{Kernel, Vector};
 use crate::{BackendError, Result};
 
@@ -32,8 +32,8 @@ pub struct Activations {
     blocks: Vec<[Block; GROUP]>,
 }
 
-/// How many blocks of a group of rows make a task of about two microseconds.
-const BLOCKS_PER_TASK: usize = 16;
+/// How many blocks of a group of rows make a task of about a microsecond.
+const BLOCKS_PER_TASK: usize = 8;
 
 impl Activations {
     /// Makes room for `(rows, inputs)`, if there is not enough.
@@ -46,33 +46,59 @@ impl Activations {
         Ok(())
     }
 
-    /// Quantises `x`, `(rows, inputs)`. Rows that fill up the last group are left as they were.
+    /// Room for `x`, whole rows of `inputs`, and what is to be done so that it is there.
     ///
     /// # Panics
-    /// When there is no room or the lengths differ.
-    pub(crate) fn quantise(&mut self, isa: Isa, pool: &mut Pool, x: &[f32], rows: usize, inputs: usize) {
-        assert_eq!(x.len(), rows * inputs);
+    /// When there is no room.
+    pub(crate) fn quantisation<'a>(&'a mut self, isa: Isa, x: &'a [f32], inputs: usize) -> Quantisation<'a> {
+        let rows = x.len() / inputs.max(1);
         let row_blocks = inputs / BLOCK;
-        let groups = rows.div_ceil(GROUP);
-        let blocks = SharedSlice::new(&mut self.blocks[..groups * row_blocks]);
-        let chunks = row_blocks.div_ceil(BLOCKS_PER_TASK);
-        let task = |i: usize| {
-            let (group, begin) = (i / chunks, i % chunks * BLOCKS_PER_TASK);
-            let len = BLOCKS_PER_TASK.min(row_blocks - begin);
-            // SAFETY: tasks have different groups, or chunks that do not overlap.
-            let blocks = unsafe { blocks.slice(group * row_blocks + begin, len) };
-            for (in_group, row) in (group * GROUP..rows.min((group + 1) * GROUP)).enumerate() {
-                let x = &x[row * inputs + begin * BLOCK..][..len * BLOCK];
-                isa.run(Quantise { x, blocks, in_group });
-            }
-        };
-        // A few tasks are done before another thread has heard of them.
-        if groups * chunks <= 4 { (0..groups * chunks).for_each(task) } else { pool.run(groups * chunks, &task) }
+        let blocks = SharedSlice::new(&mut self.blocks[..rows.div_ceil(GROUP) * row_blocks]);
+        Quantisation { isa, x, blocks, rows, row_blocks }
+    }
+}
+
+/// The activations of one product, before and after they are quantised.
+#[derive(Clone, Copy)]
+pub(crate) struct Quantisation<'a> {
+    isa: Isa,
+    x: &'a [f32],
+    blocks: SharedSlice<'a, [Block; GROUP]>,
+    rows: usize,
+    row_blocks: usize,
+}
+
+impl<'a> Quantisation<'a> {
+    /// How many tasks there are.
+    pub fn tasks(&self) -> usize {
+        self.rows.div_ceil(GROUP) * self.chunks()
     }
 
-    /// The groups of rows, each with all its blocks.
-    pub(crate) fn group(&self, group: usize, row_blocks: usize) -> &[[Block; GROUP]] {
-        &self.blocks[group * row_blocks..][..row_blocks]
+    /// Of each group of rows.
+    fn chunks(&self) -> usize {
+        self.row_blocks.div_ceil(BLOCKS_PER_TASK)
+    }
+
+    /// Quantises a part. Rows that fill up the last group are left as they were.
+    pub fn run(&self, task: usize) {
+        let Self { isa, x, blocks, rows, row_blocks } = *self;
+        let (group, begin) = (task / self.chunks(), task % self.chunks() * BLOCKS_PER_TASK);
+        let len = BLOCKS_PER_TASK.min(row_blocks - begin);
+        // SAFETY: tasks have different groups, or chunks that do not overlap.
+        let blocks = unsafe { blocks.slice(group * row_blocks + begin, len) };
+        for (in_group, row) in (group * GROUP..rows.min((group + 1) * GROUP)).enumerate() {
+            let x = &x[(row * row_blocks + begin) * BLOCK..][..len * BLOCK];
+            isa.run(Quantise { x, blocks, in_group });
+        }
+    }
+
+    /// All blocks of a group of rows.
+    ///
+    /// # Safety
+    /// All tasks are done.
+    pub unsafe fn group(&self, group: usize) -> &'a [[Block; GROUP]] {
+        // SAFETY: nobody writes any more.
+        unsafe { self.blocks.part(group * self.row_blocks, self.row_blocks) }
     }
 }
 
@@ -117,6 +143,7 @@ fn quantise_block<V: Vector>(v: V, x: &[f32; BLOCK]) -> Block {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::pool::Pool;
     use crate::reference::linear::Int8Row;
 
     /// Rows whose blocks have this largest magnitude, with everything between, and codes that are halves.
@@ -139,10 +166,12 @@ mod tests {
                     let pool = &mut Pool::new(Some(threads)).unwrap();
                     let x: Vec<f32> = (0..rows).flat_map(|r| row(r, inputs)).collect();
                     activations.reserve(rows, inputs).unwrap();
-                    activations.quantise(isa, pool, &x, rows, inputs);
+                    let quantised = activations.quantisation(isa, &x, inputs);
+                    pool.run(quantised.tasks(), &|task| quantised.run(task));
                     for (r, x) in x.chunks(inputs).enumerate() {
                         let want = Int8Row::quantise(x);
-                        for (b, got) in activations.group(r / GROUP, inputs / BLOCK).iter().enumerate() {
+                        // SAFETY: the region is over.
+                        for (b, got) in unsafe { quantised.group(r / GROUP) }.iter().enumerate() {
                             let codes = &want.codes[b * BLOCK..][..BLOCK];
                             let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
                             let what = format!("{} row {r} block {b} of ({rows}, {inputs})", isa.describe());

@@ -68,7 +68,8 @@ impl<F: Format> Tiles<'_, F> {
         stream: Option<&mut Stream>,
     ) -> usize {
         let (codes, scales) = self.product.matrix.blocks::<F>(self.part, tile);
-        let blocks = self.product.activations.group(row / GROUP, codes.len());
+        // SAFETY: products are a region's second stage, its first quantises.
+        let blocks = unsafe { self.product.activations.group(row / GROUP) };
         let sums = multiply::<V, F, R>(v, codes, scales, blocks, row % GROUP, stream);
         for (row, sum) in (row..self.rows.end).zip(sums) {
             self.product.store(v, self.part, tile, row, sum);
