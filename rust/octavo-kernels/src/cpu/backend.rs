@@ -62,12 +62,14 @@ pub struct Vector(Vec<f32>);
 #[derive(Clone, Copy, Debug)]
 pub struct Rope(usize);
 
-/// Values that one task goes through: several microseconds' worth, so that handing it out costs little. A small step is
-/// one task, which the calling thread runs by itself.
-const TASK_VALUES: usize = 1 << 14;
+/// Values that one task goes through: a microsecond's worth at least, about what it costs to hand it to another thread. A
+/// small step is one task, which the calling thread runs by itself.
+const TASK_VALUES: usize = 1 << 12;
 
-fn rows_per_task(width: usize) -> usize {
-    (TASK_VALUES / width.max(1)).max(1)
+/// Tasks of as many rows each as can be.
+fn rows_per_task(rows: usize, width: usize) -> usize {
+    let most = (TASK_VALUES / width.max(1)).max(1);
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
 
 impl CpuBackend {
@@ -183,7 +185,7 @@ impl Backend for CpuBackend {
 
     fn rms_norm(&mut self, out: &mut Buffer, x: &Buffer, weight: &Vector, eps: f32, rows: usize) {
         let (isa, weight) = (self.isa, weight.0.as_slice());
-        let piece = rows_per_task(weight.len()) * weight.len();
+        let piece = rows_per_task(rows, weight.len()) * weight.len();
         let (out, x) = (out.rows_mut(rows, weight.len()), x.rows(rows, weight.len()));
         self.pool.run_pieces(out, piece, &|i, out| {
             let x = &x[i * piece..][..out.len()];
@@ -194,7 +196,7 @@ impl Backend for CpuBackend {
     fn rms_norm_columns(&mut self, x: &mut Buffer, width: usize, first: usize, weight: &Vector, eps: f32, rows: usize) {
         let (isa, weight) = (self.isa, weight.0.as_slice());
         assert!(first + weight.len() <= width);
-        let piece = rows_per_task(weight.len()) * width;
+        let piece = rows_per_task(rows, weight.len()) * width;
         self.pool.run_pieces(x.rows_mut(rows, width), piece, &|_, x| {
             isa.run(RmsNormColumns { x, width, first, weight, eps });
         });
@@ -213,7 +215,7 @@ impl Backend for CpuBackend {
     ) {
         let (isa, width) = (self.isa, residual.width);
         let (post, next) = (weight(post, width), weight(next, width));
-        let piece = rows_per_task(width) * width;
+        let piece = rows_per_task(rows, width) * width;
         let (delta, out) = (delta.rows(rows, width), SharedSlice::new(out.rows_mut(rows, width)));
         self.pool.run_pieces(residual.rows_mut(rows, width), piece, &|i, residual| {
             let delta = &delta[i * piece..][..residual.len()];
@@ -281,7 +283,7 @@ impl Backend for CpuBackend {
     fn gated(&mut self, out: &mut Buffer, gate_up: &Buffer, activation: Activation, width: usize, rows: usize) {
         let isa = self.isa;
         // An exponential costs about as much as eight other operations.
-        let piece = rows_per_task(8 * width) * width;
+        let piece = rows_per_task(rows, 8 * width) * width;
         let gate_up = gate_up.rows(rows, 2 * width);
         self.pool.run_pieces(out.rows_mut(rows, width), piece, &|i, out| {
             let gate_up = &gate_up[2 * i * piece..][..2 * out.len()];
@@ -293,7 +295,7 @@ impl Backend for CpuBackend {
         let (experts, per_row) = (routing.experts(), routing.per_row());
         let logits = logits.rows(rows, experts);
         // An exponential and a comparison for each choice, of every expert.
-        let rows_per_task = rows_per_task((8 + per_row) * experts);
+        let rows_per_task = rows_per_task(rows, (8 + per_row) * experts);
         self.pool.run_pieces(routing.begin(rows), rows_per_task * per_row, &|i, choices| {
             let logits = logits.chunks_exact(experts).skip(i * rows_per_task);
             choices
@@ -306,7 +308,7 @@ impl Backend for CpuBackend {
 
     fn dispatch(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
         let width = x.width;
-        let (x, slots) = (&x.values, rows_per_task(width));
+        let (x, slots) = (&x.values, rows_per_task(routing.slots(), width));
         self.pool.run_pieces(out.rows_mut(routing.slots(), width), slots * width, &|i, out| {
             for (out, &row) in out.chunks_exact_mut(width).zip(&routing.slot_rows()[i * slots..]) {
                 out.copy_from_slice(&x[row as usize * width..][..width]);
@@ -323,7 +325,7 @@ impl Backend for CpuBackend {
     fn combine(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {
         let (isa, width, rows) = (self.isa, out.width, routing.slots() / routing.per_row());
         let x = x.rows(routing.slots(), width);
-        let rows_per_task = rows_per_task(width * routing.per_row());
+        let rows_per_task = rows_per_task(rows, width * routing.per_row());
         self.pool.run_pieces(out.rows_mut(rows, width), rows_per_task * width, &|i, out| {
             isa.run(Combine { out, first_row: i * rows_per_task, x, routing, width });
         });
@@ -370,7 +372,7 @@ impl RopePass<'_> {
         let cache = &LayerWriter { shape, values: SharedSlice::new(values), layer: place.layer };
         let all_slots = step.slots(place.group);
         let rope = rope.view();
-        let rows = rows_per_task(heads.qkv_width());
+        let rows = rows_per_task(step.rows(), heads.qkv_width());
         pool.run_pieces(qkv, rows * heads.qkv_width(), &|i, qkv| {
             // `Step::begin` has seen to it that no two rows have one slot.
             let slots = &all_slots[i * rows..];
