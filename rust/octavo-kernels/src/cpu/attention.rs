@@ -24,11 +24,12 @@ use super::{
     array::Array,
     cache::{Cache, Element, LayerView, Values},
     isa::Isa,
+    memory::recast_mut,
     pool::{Pool, SharedSlice},
     vector::{Kernel, Vector},
 };
 use crate::{CacheLayer, Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
-use split::{ITEM_QUERIES, PASS_QUERIES, Place, Scores, State, compute_split, stage_queries, write_out};
+use split::{ITEM_QUERIES, PASS_QUERIES, Place, Scores, State, Tiles, compute_split, stage_queries, write_out};
 
 /// How many splits of long items one region holds, at least: for each there is a state.
 const WAVE: usize = 64;
@@ -234,13 +235,16 @@ thread_local! {
     static LOCAL: RefCell<Local> = RefCell::new(Local {
         queries: Vec::new(),
         scores: Box::new([[0.0; KV_SPLIT]; PASS_QUERIES]),
+        weights: Box::new([[0.0; KV_SPLIT]; PASS_QUERIES]),
         states: Vec::new(),
     });
 }
 
 struct Local {
+    /// Queries and weights are what the cache's elements are multiplied with, whose size is an f32's.
     queries: Vec<f32>,
     scores: Box<Scores>,
+    weights: Box<Scores>,
     states: Vec<f32>,
 }
 
@@ -292,12 +296,14 @@ impl<E: Element> Wave<'_, E> {
     fn whole_item(&self, item: &Item, next: Option<(&Item, usize)>, local: &mut Local) {
         let (job, head_dim) = (self.job, self.job.heads.head_dim);
         local.states.resize(2 * State::len(head_dim), 0.0);
-        let Local { queries, scores, states } = local;
+        let Local { queries, scores, weights, states } = local;
         let (running, state) = states.split_at_mut(State::len(head_dim));
         let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
+        let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
+        self.isa.run(Stage { job, item, queries });
         for split in item.splits.clone() {
             let next = if split + 1 < item.splits.end { Some((item, split + 1)) } else { next };
-            self.isa.run(OneSplit { job, item, split, next, queries, scores, state });
+            self.isa.run(OneSplit { job, item, split, next, queries, scores, weights, state });
             self.isa.run(Merge { job, item, split, running, state });
         }
     }
@@ -306,11 +312,13 @@ impl<E: Element> Wave<'_, E> {
     fn one_split(&self, number: usize, long: usize, next: Option<(&Item, usize)>, local: &mut Local) {
         let Task { item, split, .. } = self.tasks[number];
         let (job, item, head_dim) = (self.job, &self.items[item], self.job.heads.head_dim);
-        let Local { queries, scores, .. } = local;
+        let Local { queries, scores, weights, .. } = local;
+        let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
+        self.isa.run(Stage { job, item, queries });
         {
             // SAFETY: one task of this region has this number.
             let state = &mut unsafe { numbered(&self.states, number, head_dim) };
-            self.isa.run(OneSplit { job, item, split, next, queries, scores, state });
+            self.isa.run(OneSplit { job, item, split, next, queries, scores, weights, state });
         }
         let LongItem { first, tasks, unfinished } = &self.long_items[long];
         // Release: the others' states are written before the last one reads them. Acquire: and that one is us.
@@ -337,15 +345,31 @@ unsafe fn numbered<'a>(states: &SharedSlice<'a, f32>, number: usize, head_dim: u
     State::over(unsafe { states.slice(number * len, len) }, head_dim)
 }
 
+/// Brings an item's queries to where its splits read them.
+struct Stage<'a, E: Element> {
+    job: &'a Job<'a, E>,
+    item: &'a Item,
+    queries: &'a mut [E::Factor],
+}
+
+impl<E: Element> Kernel for Stage<'_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        stage_queries(v, self.job, self.item, self.queries);
+    }
+}
+
 /// Computes one split of an item.
-struct OneSplit<'a, 's, E> {
+struct OneSplit<'a, 's, E: Element> {
     job: &'a Job<'a, E>,
     item: &'a Item,
     split: usize,
     /// What this thread will likely read next.
     next: Option<(&'a Item, usize)>,
-    queries: &'a mut [f32],
+    queries: &'a [E::Factor],
     scores: &'a mut Scores,
+    weights: &'a mut [[E::Factor; KV_SPLIT]],
     state: &'a mut State<'s>,
 }
 
@@ -353,10 +377,11 @@ impl<E: Element> Kernel for OneSplit<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        stage_queries(v, self.job, self.item, self.queries);
         let next = self.next.unwrap_or((self.item, self.split));
         let (place, next) = (Place::new(self.job, self.item, self.split), Place::new(self.job, next.0, next.1));
-        compute_split(v, self.job, place, next, self.queries, self.scores, self.state);
+        let tiles = Tiles::new(self.job, place, next);
+        let weights = self.weights.first_chunk_mut().expect("room for a pass");
+        compute_split(v, self.job, place, &tiles, self.queries, self.scores, weights, self.state);
     }
 }
 

@@ -111,6 +111,23 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
             _mm256_storeu_ps(to.as_mut_ptr().add(8), x[1]);
         })
     }
+    #[inline(always)]
+    fn store_bf16(self, x: [__m256; 2], to: &mut [bf16; 16]) {
+        vector!({
+            let round = |x: __m256| {
+                let bits = _mm256_castps_si256(x);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+                // What is no number stays none: adding could carry it over into zero.
+                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+                let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(x, x));
+                _mm256_srli_epi32::<16>(_mm256_blendv_epi8(quiet, rounded, is_number))
+            };
+            // Packing works within 128-bit halves: put the 64-bit pieces back in order.
+            let packed = _mm256_packus_epi32(round(x[0]), round(x[1]));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        })
+    }
 
     #[inline(always)]
     fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
@@ -252,6 +269,24 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
         let bias = self.splat_byte(128);
         let signed = both!(_mm256_xor_si256, codes, bias);
         self.dot(acc, both!(_mm256_abs_epi8, signed), both!(_mm256_sign_epi8, activations, signed))
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[bf16; 32]) -> [__m256i; 2] {
+        let p = from.as_ptr().cast::<__m256i>();
+        vector!([_mm256_loadu_si256(p), _mm256_loadu_si256(p.add(1))])
+    }
+    #[inline(always)]
+    fn splat_pair(self, [low, high]: [bf16; 2]) -> [__m256i; 2] {
+        let bits = u32::from(high.to_bits()) << 16 | u32::from(low.to_bits());
+        vector!([_mm256_set1_epi32(bits as i32); 2])
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: [__m256; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256; 2] {
+        let low = |x| vector!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(x)));
+        let high = |x| vector!(_mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(!0xffff))));
+        let acc = self.fma([high(a[0]), high(a[1])], [high(b[0]), high(b[1])], acc);
+        self.fma([low(a[0]), low(a[1])], [low(b[0]), low(b[1])], acc)
     }
 
     #[inline(always)]

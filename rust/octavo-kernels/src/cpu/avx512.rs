@@ -1,16 +1,17 @@
-//! The vector as one 512-bit register (AVX-512 F, BW, DQ, VL and VNNI).
+//! The vector as one 512-bit register (AVX-512 F, BW, DQ, VL and VNNI; BF16 where there is some).
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 use half::{bf16, f16};
 
 use super::vector::{Kernel, Vector};
 
-/// Proof that this CPU has AVX-512 with VNNI.
+/// Proof that this CPU has AVX-512 with VNNI; and dot products of bfloat16 pairs if `BF16`.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx512(());
+pub struct Avx512<const BF16: bool>(());
 
-impl Avx512 {
+impl<const BF16: bool> Avx512<BF16> {
     /// The token, if this CPU has all that it stands for.
     pub fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx512f")
@@ -20,17 +21,35 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!BF16 || is_x86_feature_detected!("avx512bf16"));
         all.then_some(Self(()))
     }
+}
 
+impl Avx512<false> {
     /// Runs `kernel` compiled for these instructions.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         /// # Safety
         /// The CPU has the features: whoever holds `v` has shown it.
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        unsafe fn enter<K: Kernel>(v: Avx512, kernel: K) -> K::Output {
+        unsafe fn enter<K: Kernel>(v: Avx512<false>, kernel: K) -> K::Output {
+            kernel.run(v)
+        }
+        // SAFETY: `detect` found every feature, or `self` would not exist.
+        unsafe { enter(self, kernel) }
+    }
+}
+
+impl Avx512<true> {
+    /// Runs `kernel` compiled for these instructions.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        /// # Safety
+        /// The CPU has the features: whoever holds `v` has shown it.
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+        unsafe fn enter<K: Kernel>(v: Avx512<true>, kernel: K) -> K::Output {
             kernel.run(v)
         }
         // SAFETY: `detect` found every feature, or `self` would not exist.
@@ -47,7 +66,7 @@ macro_rules! vector {
     };
 }
 
-impl Vector for Avx512 {
+impl<const BF16: bool> Vector for Avx512<BF16> {
     type F32 = __m512;
     type I32 = __m512i;
     type Bytes = __m512i;
@@ -78,6 +97,23 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn store(self, x: __m512, to: &mut [f32; 16]) {
         vector!(_mm512_storeu_ps(to.as_mut_ptr(), x))
+    }
+    #[inline(always)]
+    fn store_bf16(self, x: __m512, to: &mut [bf16; 16]) {
+        vector!({
+            let rounded = if BF16 {
+                transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
+            } else {
+                let bits = _mm512_castps_si512(x);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+                // What is no number stays none: adding could carry it over into zero.
+                let no_number = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+                let rounded = _mm512_mask_or_epi32(rounded, no_number, bits, _mm512_set1_epi32(0x40_0000));
+                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
+            };
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), rounded);
+        })
     }
 
     #[inline(always)]
@@ -189,6 +225,29 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn dot_biased(self, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
         vector!(_mm512_dpbusd_epi32(acc, codes, activations))
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[bf16; 32]) -> __m512i {
+        vector!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn splat_pair(self, [low, high]: [bf16; 2]) -> __m512i {
+        let bits = u32::from(high.to_bits()) << 16 | u32::from(low.to_bits());
+        vector!(_mm512_set1_epi32(bits as i32))
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: __m512, a: __m512i, b: __m512i) -> __m512 {
+        vector!({
+            if BF16 {
+                let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
+                return _mm512_dpbf16_ps(acc, a, b);
+            }
+            // The instruction's own order: the upper halves come first.
+            let low = |x| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x));
+            let high = |x| _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(!0xffff)));
+            _mm512_fmadd_ps(low(a), low(b), _mm512_fmadd_ps(high(a), high(b), acc))
+        })
     }
 
     #[inline(always)]

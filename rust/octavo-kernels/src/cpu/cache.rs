@@ -4,6 +4,11 @@
 //! Within a block and head, values lie as `[position][head_dim]`, and keys in tiles of 16 positions, transposed:
 //! `[tile][head_dim][16]`. So the scores of 16 positions are 16 lanes that walk the head's components together, with no
 //! sum across lanes; and the weighted sum of values has the head's components as lanes.
+//!
+//! bfloat16 is multiplied in pairs, so a lane holds two elements: `[tile][head_dim / 2][16][2]` of keys, and of values
+//! `[position / 2][head_dim][2]`, the components of two positions.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -40,6 +45,11 @@ impl Cache {
                 "attention heads of {head_dim} components: at least 16 are needed"
             )));
         }
+        if dtype == CacheDtype::Bf16 && !head_dim.is_multiple_of(2) {
+            return Err(BackendError::Unsupported(format!(
+                "a bf16 cache of attention heads of {head_dim} components: their number must be even"
+            )));
+        }
         let (what, lens) = ("the KV cache", [blocks, layers, 2, kv_heads, block_size, head_dim]);
         let values = match dtype {
             CacheDtype::F32 => Values::F32(Array::new(what, &lens)?),
@@ -67,43 +77,142 @@ impl Cache {
     }
 }
 
-/// What a cache is made of.
+/// What a cache is made of, and how it is multiplied: sixteen lanes at a time, each of [`Element::LANE`] elements that
+/// are multiplied with as many numbers and added up.
 pub(super) trait Element: Plain {
-    fn load<V: Vector>(v: V, from: &[Self; 16]) -> V::F32;
-    fn from_f32(x: f32) -> Self;
+    /// 0.
+    const ZERO: Self;
+    /// Elements in a lane: 1, or a pair.
+    const LANE: usize;
+    /// What a lane is multiplied with: `LANE` components of a query, or the weights of `LANE` positions. 32 bits.
+    type Factor: Plain;
+    /// 0.
+    const ZERO_FACTOR: Self::Factor;
+    /// Sixteen lanes in registers.
+    type Lanes<V: Vector>: Copy;
+
+    /// Stores sixteen elements.
+    fn store<V: Vector>(v: V, x: V::F32, to: &mut [Self; 16]);
+
+    /// Stores sixteen numbers as the first `16 / LANE` of `to`; gives them back as they are stored.
+    fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [Self::Factor; 16]) -> V::F32;
+
+    /// Loads the sixteen lanes that begin with element `at`.
+    ///
+    /// # Safety
+    /// There are `16 · LANE` elements from there on.
+    unsafe fn load<V: Vector>(v: V, from: &[Self], at: usize) -> Self::Lanes<V>;
+
+    /// `lanes` with 0 for those elements of each that are not in `kept`, whatever they held.
+    fn keep<V: Vector>(v: V, lanes: Self::Lanes<V>, kept: Range<usize>) -> Self::Lanes<V>;
+
+    /// `sum + factor · lanes`.
+    fn multiply<V: Vector>(v: V, factor: Self::Factor, lanes: Self::Lanes<V>, sum: V::F32) -> V::F32;
+
+    /// `exp(score - max)`, as near as a factor needs it.
+    fn weight<V: Vector>(v: V, score: V::F32, max: f32) -> V::F32;
+}
+
+/// What elements have in common that are one to a lane and widened.
+macro_rules! one_to_a_lane {
+    ($load:ident) => {
+        const LANE: usize = 1;
+        type Factor = f32;
+        const ZERO_FACTOR: f32 = 0.0;
+        type Lanes<V: Vector> = V::F32;
+
+        #[inline(always)]
+        fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [f32; 16]) -> V::F32 {
+            v.store(x, to);
+            x
+        }
+        #[inline(always)]
+        unsafe fn load<V: Vector>(v: V, from: &[Self], at: usize) -> V::F32 {
+            // SAFETY: the caller's promise.
+            v.$load(unsafe { chunk_unchecked(from, at) })
+        }
+        #[inline(always)]
+        fn keep<V: Vector>(_: V, lanes: V::F32, _: Range<usize>) -> V::F32 {
+            lanes
+        }
+        #[inline(always)]
+        fn multiply<V: Vector>(v: V, factor: f32, lanes: V::F32, sum: V::F32) -> V::F32 {
+            v.fma(v.splat(factor), lanes, sum)
+        }
+        #[inline(always)]
+        fn weight<V: Vector>(v: V, score: V::F32, max: f32) -> V::F32 {
+            v.exp(v.sub(score, v.splat(max)))
+        }
+    };
 }
 
 impl Element for f32 {
+    const ZERO: f32 = 0.0;
+    one_to_a_lane!(load);
     #[inline(always)]
-    fn load<V: Vector>(v: V, from: &[f32; 16]) -> V::F32 {
-        v.load(from)
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> f32 {
-        x
+    fn store<V: Vector>(v: V, x: V::F32, to: &mut [f32; 16]) {
+        v.store(x, to);
     }
 }
 
 impl Element for f16 {
+    const ZERO: f16 = f16::ZERO;
+    one_to_a_lane!(load_f16);
     #[inline(always)]
-    fn load<V: Vector>(v: V, from: &[f16; 16]) -> V::F32 {
-        v.load_f16(from)
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> f16 {
-        f16::from_f32(x)
+    fn store<V: Vector>(v: V, x: V::F32, to: &mut [f16; 16]) {
+        let mut lanes = [0.0; 16];
+        v.store(x, &mut lanes);
+        *to = lanes.map(f16::from_f32);
     }
 }
 
 impl Element for bf16 {
+    const ZERO: bf16 = bf16::ZERO;
+    const LANE: usize = 2;
+    type Factor = [bf16; 2];
+    const ZERO_FACTOR: [bf16; 2] = [bf16::ZERO; 2];
+    type Lanes<V: Vector> = V::Bytes;
+
     #[inline(always)]
-    fn load<V: Vector>(v: V, from: &[bf16; 16]) -> V::F32 {
-        v.load_bf16(from)
+    fn store<V: Vector>(v: V, x: V::F32, to: &mut [bf16; 16]) {
+        v.store_bf16(x, to);
     }
     #[inline(always)]
-    fn from_f32(x: f32) -> bf16 {
-        bf16::from_f32(x)
+    fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [[bf16; 2]; 16]) -> V::F32 {
+        let to = to.as_flattened_mut().first_chunk_mut().expect("sixteen of thirty-two");
+        v.store_bf16(x, to);
+        v.load_bf16(to)
     }
+    #[inline(always)]
+    unsafe fn load<V: Vector>(v: V, from: &[bf16], at: usize) -> V::Bytes {
+        // SAFETY: the caller's promise.
+        v.load_pairs(unsafe { chunk_unchecked(from, at) })
+    }
+    #[inline(always)]
+    fn keep<V: Vector>(v: V, lanes: V::Bytes, kept: Range<usize>) -> V::Bytes {
+        let bytes = |element| if kept.contains(&element) { -1 } else { 0 };
+        v.and(lanes, v.splat_quad([bytes(0), bytes(0), bytes(1), bytes(1)]))
+    }
+    #[inline(always)]
+    fn multiply<V: Vector>(v: V, factor: [bf16; 2], lanes: V::Bytes, sum: V::F32) -> V::F32 {
+        v.dot_pairs(sum, v.splat_pair(factor), lanes)
+    }
+    #[inline(always)]
+    fn weight<V: Vector>(v: V, score: V::F32, max: f32) -> V::F32 {
+        // To the base 2, which saves half of the work, and exact for the largest score, which has most of the weight.
+        v.exp2_of_negative(v.mul(v.sub(score, v.splat(max)), v.splat(std::f32::consts::LOG2_E)))
+    }
+}
+
+/// `N` values for the innermost loops, where checks would be half of the instructions.
+///
+/// # Safety
+/// There are `N` values from `at` on.
+#[inline(always)]
+unsafe fn chunk_unchecked<T, const N: usize>(values: &[T], at: usize) -> &[T; N] {
+    debug_assert!(at + N <= values.len());
+    // SAFETY: the caller's promise.
+    unsafe { &*values.as_ptr().add(at).cast() }
 }
 
 /// Which half of a block.
@@ -132,13 +241,20 @@ pub(super) struct LayerView<'a, E> {
 }
 
 impl<'a, E: Element> LayerView<'a, E> {
-    /// Sixteen positions' keys `[head_dim][16]` or values `[16][head_dim]`. `position` is a multiple of 16.
+    /// Sixteen positions' keys or values at a time, from `position` on, which is a multiple of 16.
     #[inline(always)]
-    pub fn tile(&self, table: &[u32], position: usize, half: Half, head: usize) -> &'a [E] {
-        let (block_size, tile_len) = (self.shape.block_size, TILE * self.shape.head_dim);
-        let block = table[position / block_size] as usize;
-        let begin = half_block(self.shape, self.layer, block, half, head) + position % block_size / TILE * tile_len;
-        &self.values[begin..begin + tile_len]
+    pub fn tiles(&self, table: &'a [u32], position: usize, half: Half, head: usize) -> impl Iterator<Item = &'a [E]> {
+        let Self { shape, values, layer } = *self;
+        let tile_len = TILE * shape.head_dim;
+        let tiles = shape.block_size / TILE;
+        let skipped = position % shape.block_size / TILE;
+        let blocks = table[position / shape.block_size..].iter();
+        blocks
+            .flat_map(move |&block| {
+                let first = half_block(shape, layer, block as usize, half, head);
+                (0..tiles).map(move |tile| &values[first + tile * tile_len..][..tile_len])
+            })
+            .skip(skipped)
     }
 }
 
@@ -155,13 +271,16 @@ impl<E: Element> LayerWriter<'_, E> {
     /// # Safety
     /// No other thread writes this slot.
     #[inline(always)]
-    pub unsafe fn write_key(&self, slot: usize, head: usize, key: &[f32]) {
+    pub unsafe fn write_key<V: Vector>(&self, v: V, slot: usize, head: usize, key: &[f32]) {
         let (offset, begin) = self.locate(slot, head, Half::Keys, key);
-        let first = begin + offset / TILE * TILE * key.len() + offset % TILE;
-        for (d, &x) in key.iter().enumerate() {
-            // SAFETY: an element belongs to one slot, and this slot is ours by the caller's promise.
-            unsafe { self.values.slice(first + d * TILE, 1)[0] = E::from_f32(x) };
-        }
+        let first = begin + offset / TILE * TILE * key.len() + offset % TILE * E::LANE;
+        each_sixteen(v, key, |d, elements: &[E]| {
+            for (i, lane) in elements.chunks_exact(E::LANE).enumerate() {
+                // SAFETY: an element belongs to one slot, and this slot is ours by the caller's promise.
+                let to = unsafe { self.values.slice(first + d * TILE + i * TILE * E::LANE, E::LANE) };
+                to.copy_from_slice(lane);
+            }
+        });
     }
 
     /// Writes the value of one head.
@@ -169,13 +288,15 @@ impl<E: Element> LayerWriter<'_, E> {
     /// # Safety
     /// No other thread writes this slot.
     #[inline(always)]
-    pub unsafe fn write_value(&self, slot: usize, head: usize, value: &[f32]) {
+    pub unsafe fn write_value<V: Vector>(&self, v: V, slot: usize, head: usize, value: &[f32]) {
         let (offset, begin) = self.locate(slot, head, Half::Values, value);
-        // SAFETY: an element belongs to one slot, and this slot is ours by the caller's promise.
-        let to = unsafe { self.values.slice(begin + offset * value.len(), value.len()) };
-        for (to, &x) in to.iter_mut().zip(value) {
-            *to = E::from_f32(x);
-        }
+        let first = begin + offset / E::LANE * E::LANE * value.len() + offset % E::LANE;
+        each_sixteen(v, value, |d, elements: &[E]| {
+            for (i, &element) in elements.iter().enumerate() {
+                // SAFETY: an element belongs to one slot, and this slot is ours by the caller's promise.
+                unsafe { self.values.slice(first + (d + i) * E::LANE, 1)[0] = element };
+            }
+        });
     }
 
     #[inline(always)]
@@ -183,5 +304,15 @@ impl<E: Element> LayerWriter<'_, E> {
         assert_eq!(row.len(), self.shape.head_dim);
         let (block, offset) = (slot / self.shape.block_size, slot % self.shape.block_size);
         (offset, half_block(&self.shape, self.layer, block, half, head))
+    }
+}
+
+/// Calls `write` with a row's components as elements, and the number of the first, sixteen at a time.
+#[inline(always)]
+fn each_sixteen<V: Vector, E: Element>(v: V, row: &[f32], mut write: impl FnMut(usize, &[E])) {
+    for (i, x) in row.chunks(16).enumerate() {
+        let mut elements = [E::ZERO; 16];
+        E::store(v, v.load_partial(x, 0.0), &mut elements);
+        write(16 * i, &elements[..x.len()]);
     }
 }

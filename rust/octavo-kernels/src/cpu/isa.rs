@@ -3,8 +3,8 @@
 use super::portable::Portable;
 use super::vector::{Kernel, Vector};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
-use crate::{BackendError, Result};
+use super::{avx2::Avx2, avx512::Avx512, limits};
+use crate::{BackendError, CacheDtype, Result};
 
 /// The environment variable that overrides the choice: `portable`, `avx2` or `avx512`.
 pub const ISA_VARIABLE: &str = "OCTAVO_CPU_ISA";
@@ -22,7 +22,10 @@ pub enum Isa {
     Avx2Vnni(Avx2<true>),
     /// AVX-512 F, BW, DQ, VL, VNNI. (A CPU with AVX-512 but no VNNI does as well with AVX2.)
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    Avx512(Avx512<false>),
+    /// The same, and BF16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(Avx512<true>),
 }
 
 impl Isa {
@@ -35,6 +38,7 @@ impl Isa {
             all.extend(Avx2::detect().map(Self::Avx2));
             all.extend(Avx2::detect().map(Self::Avx2Vnni));
             all.extend(Avx512::detect().map(Self::Avx512));
+            all.extend(Avx512::detect().map(Self::Avx512Bf16));
         }
         all
     }
@@ -50,12 +54,22 @@ impl Isa {
 
     /// The best that this CPU has.
     pub fn best() -> Self {
-        *Self::available().last().expect("every CPU has the portable one")
+        *Self::worthwhile().last().expect("every CPU has the portable one")
+    }
+
+    /// Those of [`Isa::available`] that are no slower than the ones before them.
+    fn worthwhile() -> Vec<Self> {
+        let mut all = Self::available();
+        #[cfg(target_arch = "x86_64")]
+        if matches!(all.last(), Some(Self::Avx512Bf16(v)) if !limits::has_quick_pairs(*v)) {
+            all.pop();
+        }
+        all
     }
 
     /// The best of that name.
     pub fn named(name: &str) -> Result<Self> {
-        let available = Self::available();
+        let available = Self::worthwhile();
         if let Some(isa) = available.iter().rev().find(|isa| isa.name() == name) {
             return Ok(*isa);
         }
@@ -76,14 +90,32 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => false,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2Vnni(_) | Self::Avx512(_) => true,
+            Self::Avx2Vnni(_) | Self::Avx512(_) | Self::Avx512Bf16(_) => true,
         }
     }
 
-    /// For people: the name and the detail that matters.
+    /// Whether it multiplies pairs of bfloat16 in one instruction.
+    pub fn has_bf16(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(_) => true,
+            _ => false,
+        }
+    }
+
+    /// For people: the name and the details that matter.
     pub fn describe(self) -> String {
-        let vnni = if self.has_vnni() { " (vnni)" } else { "" };
-        format!("{}{vnni}", self.name())
+        let details = match (self.has_vnni(), self.has_bf16()) {
+            (_, true) => " (vnni, bf16)",
+            (true, false) => " (vnni)",
+            (false, false) => "",
+        };
+        format!("{}{details}", self.name())
+    }
+
+    /// The type of two bytes that attention reads keys and values fastest in.
+    pub fn half_cache(self) -> CacheDtype {
+        if self.has_bf16() { CacheDtype::Bf16 } else { CacheDtype::F16 }
     }
 
     /// Runs `kernel` compiled for this instruction set.
@@ -97,6 +129,8 @@ impl Isa {
             Self::Avx2Vnni(v) => v.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(v) => v.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(v) => v.run(kernel),
         }
     }
 }

@@ -48,6 +48,8 @@ impl Memory {
 pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 // SAFETY: a number.
+unsafe impl Plain for u8 {}
+// SAFETY: a number.
 unsafe impl Plain for f32 {}
 // SAFETY: a number around a u16.
 unsafe impl Plain for half::f16 {}
@@ -66,15 +68,16 @@ pub(crate) fn cast<T: Plain>(bytes: &[u8]) -> &[T] {
 
 /// `bytes` as values, to write. Panics unless they are aligned and a whole number of values.
 pub(crate) fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
-    assert!(bytes.len().is_multiple_of(size_of::<T>()) && bytes.as_ptr().cast::<T>().is_aligned());
-    // SAFETY: length and alignment were checked on the line above; any bytes are a `T`, and a `T` is any bytes.
-    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
+    recast_mut(bytes)
 }
 
-/// Asks for the lines of cache that a value has.
+/// Values as other values of the same bytes, to write. Panics unless they are aligned and a whole number.
 #[inline(always)]
-pub(crate) fn prefetch<T>(value: &T) {
-    prefetch_bytes(std::ptr::from_ref(value).addr(), size_of::<T>());
+pub(crate) fn recast_mut<S: Plain, T: Plain>(values: &mut [S]) -> &mut [T] {
+    let bytes = size_of_val(values);
+    assert!(bytes.is_multiple_of(size_of::<T>()) && values.as_ptr().cast::<T>().is_aligned());
+    // SAFETY: length and alignment were checked on the line above; any bytes are a `T`, and a `T`'s are an `S`.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), bytes / size_of::<T>()) }
 }
 
 /// Asks for the lines of cache from `address` on. A hint: any address will do.

@@ -79,6 +79,10 @@ impl Vector for Portable {
     fn store(self, x: [f32; 16], to: &mut [f32; 16]) {
         *to = x;
     }
+    #[inline(always)]
+    fn store_bf16(self, x: [f32; 16], to: &mut [bf16; 16]) {
+        *to = each(x, bf16::from_f32);
+    }
 
     #[inline(always)]
     fn add(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
@@ -217,6 +221,32 @@ impl Vector for Portable {
     #[inline(always)]
     fn dot_biased(self, acc: [i32; 16], codes: [u8; 64], activations: [u8; 64]) -> [i32; 16] {
         self.dot(acc, codes, activations)
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[bf16; 32]) -> [u8; 64] {
+        let mut out = [0; 64];
+        for (out, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(from) {
+            *out = x.to_le_bytes();
+        }
+        out
+    }
+    #[inline(always)]
+    fn splat_pair(self, pair: [bf16; 2]) -> [u8; 64] {
+        let mut all = [pair[0]; 32];
+        all.as_chunks_mut::<2>().0.fill(pair);
+        self.load_pairs(&all)
+    }
+    #[inline(always)]
+    fn dot_pairs(self, acc: [f32; 16], a: [u8; 64], b: [u8; 64]) -> [f32; 16] {
+        let float = |x: &[u8; 64], i: usize| bf16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32();
+        let mut out = acc;
+        for (i, out) in out.iter_mut().enumerate() {
+            for j in [2 * i + 1, 2 * i] {
+                *out = float(&a, j).mul_add(float(&b, j), *out);
+            }
+        }
+        out
     }
 
     #[inline(always)]

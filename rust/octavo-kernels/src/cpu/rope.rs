@@ -114,11 +114,11 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
                 }
                 self.rope.rotate(row, head);
                 // SAFETY: no other thread has this row's slot.
-                unsafe { self.cache.write_key(slot, kv_head, head) };
+                unsafe { self.cache.write_key(v, slot, kv_head, head) };
             }
             for (kv_head, head) in values.chunks_exact(head_dim).enumerate() {
                 // SAFETY: no other thread has this row's slot.
-                unsafe { self.cache.write_value(slot, kv_head, head) };
+                unsafe { self.cache.write_value(v, slot, kv_head, head) };
             }
         }
     }

@@ -49,6 +49,8 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn load_bf16(self, from: &[bf16; 16]) -> Self::F32;
     /// Stores 16 values.
     fn store(self, x: Self::F32, to: &mut [f32; 16]);
+    /// Stores 16 values as bfloat16, rounded to the nearest, ties to even.
+    fn store_bf16(self, x: Self::F32, to: &mut [bf16; 16]);
 
     // Arithmetic on f32.
 
@@ -89,7 +91,7 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn round(self, x: Self::F32) -> Self::I32;
     /// As f32.
     fn to_f32(self, x: Self::I32) -> Self::F32;
-    /// `2ⁿ`, for n in -126..=127.
+    /// `2ⁿ`, for n in -126..=127; 0 for -127.
     fn power_of_two(self, n: Self::I32) -> Self::F32;
 
     // Bytes.
@@ -112,6 +114,15 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn dot(self, acc: Self::I32, codes: Self::Bytes, activations: Self::Bytes) -> Self::I32;
     /// The same for codes that are a signed value + 128; see [`Vector::BIAS_LEFT`].
     fn dot_biased(self, acc: Self::I32, codes: Self::Bytes, activations: Self::Bytes) -> Self::I32;
+
+    // Pairs of bfloat16.
+
+    /// Loads 16 pairs.
+    fn load_pairs(self, from: &[bf16; 32]) -> Self::Bytes;
+    /// The same pair for every lane.
+    fn splat_pair(self, pair: [bf16; 2]) -> Self::Bytes;
+    /// `acc + a₁ · b₁`, rounded, then `+ a₀ · b₀`, rounded. Some CPUs take numbers below 2⁻¹²⁶ for 0.
+    fn dot_pairs(self, acc: Self::F32, a: Self::Bytes, b: Self::Bytes) -> Self::F32;
 
     // Across lanes: one order of additions, lanes i and i+8 first, then i and i+4, i+2, i+1.
 
@@ -168,6 +179,21 @@ pub trait Vector: Copy + Send + Sync + 'static {
         let y = self.add(half, half);
         let y = self.select_less(x, self.splat(LOWEST), self.splat(0.0), y);
         self.select_less(self.splat(HIGHEST), x, self.splat(f32::INFINITY), y)
+    }
+
+    /// `2ˣ` for x up to 0, within 3e-6 and exact at 0; 0 below -126.5. Half of the work of [`Vector::exp`].
+    #[inline(always)]
+    fn exp2_of_negative(self, x: Self::F32) -> Self::F32 {
+        // x = n + r with |r| ≤ 1/2. A power of -127 is 0.
+        let clamped = self.max(self.splat(-127.0), x);
+        let n = self.round(clamped);
+        let r = self.sub(clamped, self.to_f32(n));
+        // A minimax polynomial for 2ʳ that is 1 at 0.
+        let mut p = self.splat(9.582_853e-3);
+        for c in [5.590_642_6e-2, 2.402_409_9e-1, 6.931_242e-1, 1.0] {
+            p = self.fma(p, r, self.splat(c));
+        }
+        self.mul(p, self.power_of_two(n))
     }
 
     /// `1 / (1 + e⁻ˣ)`.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use octavo_kernels::cpu::{CpuBackend, CpuConfig};
+use octavo_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
 use octavo_kernels::{Backend, BackendError, CacheDtype, StepLimits};
@@ -217,7 +217,8 @@ impl Loader {
     ) -> Result<MemoryPlan, LoadError> {
         let dtype = match self.config.device {
             Device::Reference => CacheDtype::F32,
-            Device::Cpu => matrices.cache_dtype(),
+            // A setting that this CPU cannot honour is refused when the backend is opened.
+            Device::Cpu => matrices.cache_dtype(Isa::from_environment().map_or(CacheDtype::F16, Isa::half_cache)),
             Device::Cuda(_) | Device::CudaShim => matrices.gpu_cache_dtype(),
         };
         let (free_bytes, weights_bytes) = match gpu {

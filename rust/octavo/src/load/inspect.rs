@@ -8,7 +8,8 @@ use octavo_kernels::CacheDtype;
 use super::files::{Config, ModelFiles};
 use super::tensors::Tensor;
 use crate::error::LoadError;
-use crate::model::{LayerGroups, Model, weights};
+use crate::model::weights::{self, MatrixBytes};
+use crate::model::{LayerGroups, Model};
 
 /// Positions for which the KV cache's bytes are computed, so that they divide evenly.
 const BLOCK: usize = 16;
@@ -61,7 +62,9 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
     let model = Model::of(&files)?;
     let spec = &model.spec;
     // Of a file with missing or broken weights everything else can still be shown.
-    let cache_dtype = weights::check(&files, &model).map_or(CacheDtype::F32, |matrices| matrices.cache_dtype());
+    // Which type of two bytes it is makes no difference here.
+    let of_matrices = |matrices: MatrixBytes| matrices.cache_dtype(CacheDtype::F16);
+    let cache_dtype = weights::check(&files, &model).map_or(CacheDtype::F32, of_matrices);
     let words = Words::of(&files)?;
     Ok(Inspection {
         architecture: files.architecture()?.to_owned(),

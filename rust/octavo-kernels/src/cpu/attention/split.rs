@@ -11,7 +11,7 @@ use crate::{
     cpu::{
         cache::{Element, Half, TILE},
         gated::soft_cap,
-        memory::prefetch,
+        memory::prefetch_bytes,
         vector::Vector,
     },
 };
@@ -22,14 +22,17 @@ pub(super) const ITEM_QUERIES: usize = 32;
 /// Queries that share one pass over keys and values, at most.
 pub(super) const PASS_QUERIES: usize = 8;
 
-/// How many positions ahead of their use keys and values are asked for. Blocks lie anywhere, so the core cannot guess.
-const AHEAD: usize = 4 * TILE;
+/// How many tiles ahead of their use keys and values are asked for. Blocks lie anywhere, so the core cannot guess.
+const AHEAD: usize = 4;
 
-/// Bytes of a line of the processor's caches.
-const LINE: usize = 64;
+/// Tiles in a split.
+const SPLIT_TILES: usize = KV_SPLIT / TILE;
 
-/// The scores, then the weights, of one pass.
+/// The scores of one pass.
 pub(super) type Scores = [[f32; KV_SPLIT]; PASS_QUERIES];
+
+/// Their weights, as factors of a cache's elements; where those are pairs, they fill half of it.
+type Weights<E, const M: usize> = [[<E as Element>::Factor; KV_SPLIT]; M];
 
 /// How many of the `rest` queries go into the next pass: as many as their sums fit in registers.
 #[inline(always)]
@@ -56,17 +59,6 @@ fn component(i: usize, head_dim: usize) -> usize {
 #[inline(always)]
 fn sixteen<T>(values: &[T], at: usize) -> &[T; 16] {
     values[at..].first_chunk().expect("sixteen more values")
-}
-
-/// [`sixteen`] for the innermost loops, where checks would be half of the instructions.
-///
-/// # Safety
-/// There are sixteen values from `at` on.
-#[inline(always)]
-unsafe fn sixteen_unchecked<T>(values: &[T], at: usize) -> &[T; 16] {
-    debug_assert!(at + 16 <= values.len());
-    // SAFETY: the caller's promise.
-    unsafe { &*values.as_ptr().add(at).cast() }
 }
 
 #[inline(always)]
@@ -118,54 +110,59 @@ impl<'a> State<'a> {
     }
 }
 
-/// Copies an item's queries to where passes read them: pass by pass, `[head_dim][queries of the pass]`.
+/// Copies an item's queries to where passes read them: pass by pass, `[head_dim / LANE][queries of the pass]`.
 #[inline(always)]
-pub(super) fn stage_queries<V: Vector, E>(_: V, job: &Job<'_, E>, item: &Item, staged: &mut [f32]) {
+pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item: &Item, staged: &mut [E::Factor]) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.qkv_width());
+    let factors = head_dim / E::LANE;
     let mut first = 0;
     while first < item.queries {
         let len = pass_len::<V>(item.queries - first);
-        let staged = &mut staged[first * head_dim..][..len * head_dim];
+        let staged = &mut staged[first * factors..][..len * factors];
         for q in 0..len {
             let (row, head) = job.row_and_head(item, first + q);
             let query = &job.qkv[row * width + head * head_dim..][..head_dim];
-            for (staged, &x) in staged[q..].iter_mut().step_by(len).zip(query) {
-                *staged = x;
+            let mut places = staged[q..].iter_mut().step_by(len);
+            for some in query.chunks(16) {
+                let mut factors = [E::ZERO_FACTOR; 16];
+                E::store_factors(v, v.load_partial(some, 0.0), &mut factors);
+                places.by_ref().zip(&factors[..some.len() / E::LANE]).for_each(|(place, factor)| *place = *factor);
             }
         }
         first += len;
     }
 }
 
-/// Attends an item's queries to the positions of one split. `next` is a hint at what is read after it.
+/// Attends an item's queries to the positions of one split.
 #[inline(always)]
 pub(super) fn compute_split<V: Vector, E: Element>(
     v: V,
     job: &Job<'_, E>,
     place: Place<'_>,
-    next: Place<'_>,
-    staged: &[f32],
+    tiles: &Tiles<'_, E>,
+    staged: &[E::Factor],
     scores: &mut Scores,
+    weights: &mut Weights<E, PASS_QUERIES>,
     state: &mut State<'_>,
 ) {
+    let factors = job.heads.head_dim / E::LANE;
     let mut first = 0;
     while first < place.item.queries {
         let len = pass_len::<V>(place.item.queries - first);
-        let staged = &staged[first * job.heads.head_dim..][..len * job.heads.head_dim];
-        let is_last = first + len == place.item.queries;
-        let positions = Positions { job, place, next: if is_last { next } else { place } };
+        let staged = &staged[first * factors..][..len * factors];
+        let pass = Pass { job, place, tiles, first, staged };
         match len {
-            PASS_QUERIES => pass::<V, E, PASS_QUERIES>(v, &positions, first, staged, scores, state),
-            4 => pass::<V, E, 4>(v, &positions, first, staged, scores, state),
-            3 => pass::<V, E, 3>(v, &positions, first, staged, scores, state),
-            2 => pass::<V, E, 2>(v, &positions, first, staged, scores, state),
-            _ => pass::<V, E, 1>(v, &positions, first, staged, scores, state),
+            PASS_QUERIES => pass.run::<V, PASS_QUERIES>(v, scores, weights, state),
+            4 => pass.run::<V, 4>(v, scores, weights, state),
+            3 => pass.run::<V, 3>(v, scores, weights, state),
+            2 => pass.run::<V, 2>(v, scores, weights, state),
+            _ => pass.run::<V, 1>(v, scores, weights, state),
         }
         first += len;
     }
 }
 
-/// One split of an item: where its keys and values lie.
+/// One split of an item: where its keys and values lie. Below, a position is counted from the split's first.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     item: &'a Item,
@@ -181,286 +178,290 @@ impl<'a> Place<'a> {
         Self { item, table, first: split * KV_SPLIT }
     }
 
-    /// What any query sees of this split.
-    #[inline(always)]
-    fn seen<E>(&self, job: &Job<'_, E>) -> Range<usize> {
-        let (group, item) = (job.sharers(), self.item);
-        let (first, last) = (item.seen(0, group, &job.mask), item.seen(item.queries - 1, group, &job.mask));
-        first.start.saturating_sub(self.first)..last.end.saturating_sub(self.first).min(KV_SPLIT)
-    }
-
-    /// Sixteen keys or values, `offset` positions into the split.
-    #[inline(always)]
-    fn tile<E: Element>(&self, job: &Job<'a, E>, offset: usize, half: Half) -> &'a [E] {
-        job.cache.tile(self.table, self.first + offset, half, self.item.kv_head)
-    }
-}
-
-/// The positions of one split of one item. Below, a position is counted from the split's first.
-#[derive(Clone, Copy)]
-struct Positions<'j, 'a, E> {
-    job: &'j Job<'a, E>,
-    place: Place<'a>,
-    next: Place<'a>,
-}
-
-impl<'a, E: Element> Positions<'_, 'a, E> {
     /// What a query sees of this split; `start == end` if nothing.
     #[inline(always)]
-    fn seen(&self, query: usize) -> Range<usize> {
-        let seen = self.place.item.seen(query, self.job.sharers(), &self.job.mask);
-        let clip = |position: usize| position.saturating_sub(self.place.first).min(KV_SPLIT);
+    fn seen<E>(&self, job: &Job<'_, E>, query: usize) -> Range<usize> {
+        let seen = self.item.seen(query, job.sharers(), &job.mask);
+        let clip = |position: usize| position.saturating_sub(self.first).min(KV_SPLIT);
         clip(seen.start)..clip(seen.end)
     }
 
+    /// The tiles that any query sees something of.
     #[inline(always)]
-    fn tile(&self, position: usize, half: Half) -> &'a [E] {
-        self.place.tile(self.job, position, half)
+    fn tiles<E>(&self, job: &Job<'_, E>) -> Range<usize> {
+        let (start, end) = (self.seen(job, 0).start, self.seen(job, self.item.queries - 1).end);
+        start / TILE..end.div_ceil(TILE)
     }
 
-    /// The tile that will be wanted [`AHEAD`] positions after this one: values come after the last keys, and the next
-    /// split's keys after the last values.
+    /// The keys or values of the split's tiles from `tile` on.
     #[inline(always)]
-    fn tile_ahead(&self, position: usize, tiles: &Range<usize>, half: Half) -> &'a [E] {
-        let ahead = position + AHEAD;
-        match half {
-            _ if ahead < tiles.end => self.tile(ahead, half),
-            Half::Keys => self.tile((ahead - tiles.end + tiles.start).min(tiles.end - TILE), Half::Values),
-            Half::Values => {
-                let seen = self.next.seen(self.job);
-                self.next.tile(self.job, (seen.start + ahead - tiles.end).min(seen.end - 1) / TILE * TILE, Half::Keys)
-            }
-        }
+    fn read<E: Element>(&self, job: &Job<'a, E>, tile: usize, half: Half) -> impl Iterator<Item = &'a [E]> {
+        job.cache.tiles(self.table, self.first + tile * TILE, half, self.item.kv_head)
     }
 }
 
-/// `M` queries, from `first` on, over one split.
-#[inline(always)]
-fn pass<V: Vector, E: Element, const M: usize>(
-    v: V,
-    positions: &Positions<'_, '_, E>,
+/// What is read for a split, tile by tile, in this order: keys, values, and the first keys of what is read after it.
+pub(super) struct Tiles<'a, E> {
+    /// Those that any query sees something of.
+    seen: Range<usize>,
+    order: [&'a [E]; 2 * SPLIT_TILES + AHEAD],
+}
+
+impl<'a, E: Element> Tiles<'a, E> {
+    /// The tiles of `place`. `next` is a hint.
+    #[inline(always)]
+    pub fn new(job: &Job<'a, E>, place: Place<'a>, next: Place<'a>) -> Self {
+        let (seen, next_seen) = (place.tiles(job), next.tiles(job));
+        let mut order = [&[] as &[E]; 2 * SPLIT_TILES + AHEAD];
+        let (keys, rest) = order.split_at_mut(seen.len());
+        let (values, rest) = rest.split_at_mut(seen.len());
+        let after = &mut rest[..AHEAD];
+        keys.iter_mut().zip(place.read(job, seen.start, Half::Keys)).for_each(|(to, tile)| *to = tile);
+        values.iter_mut().zip(place.read(job, seen.start, Half::Values)).for_each(|(to, tile)| *to = tile);
+        after.fill(keys[0]); // any tile will do where there are not so many
+        let next_keys = next.read(job, next_seen.start, Half::Keys).take(next_seen.len());
+        after.iter_mut().zip(next_keys).for_each(|(to, tile)| *to = tile);
+        Self { seen, order }
+    }
+
+    /// A tile, and one that is wanted soon after it.
+    #[inline(always)]
+    fn get(&self, tile: usize, half: Half) -> (&'a [E], &'a [E]) {
+        let i = tile - self.seen.start + half as usize * self.seen.len();
+        (self.order[i], self.order[i + AHEAD])
+    }
+}
+
+/// Some queries of an item over one split.
+struct Pass<'p, 'a, E: Element> {
+    job: &'p Job<'a, E>,
+    place: Place<'p>,
+    tiles: &'p Tiles<'a, E>,
+    /// The first of the queries.
     first: usize,
-    staged: &[f32],
-    scores: &mut Scores,
-    state: &mut State<'_>,
-) {
-    let scores: &mut [[f32; KV_SPLIT]; M] = scores.first_chunk_mut().expect("room for a pass");
-    let mut seen: [Range<usize>; M] = std::array::from_fn(|_| 0..0);
-    let (mut start, mut end) = (KV_SPLIT, 0); // seen by any
-    for m in 0..M {
-        seen[m] = positions.seen(first + m);
-        if !seen[m].is_empty() {
-            (start, end) = (start.min(seen[m].start), end.max(seen[m].end));
-        }
-    }
-    let tiles = if start < end { start / TILE * TILE..end.next_multiple_of(TILE) } else { 0..0 };
-
-    score_tiles(v, positions, tiles.clone(), staged, scores);
-    for m in 0..M {
-        let (max, sum) = softmax(v, &mut scores[m], tiles.clone(), seen[m].clone());
-        (state.max[first + m], state.sum[first + m]) = (max, sum);
-    }
-    let acc = &mut state.acc[first * state.stride..][..M * state.stride];
-    acc.fill(0.0);
-    weigh_tiles(v, positions, tiles, &seen, scores, acc);
+    staged: &'p [E::Factor],
 }
 
-/// The scores of `M` queries with all positions of `tiles`, masked or not.
-#[inline(always)]
-fn score_tiles<V: Vector, E: Element, const M: usize>(
-    v: V,
-    positions: &Positions<'_, '_, E>,
-    tiles: Range<usize>,
-    staged: &[f32],
-    scores: &mut [[f32; KV_SPLIT]; M],
-) {
-    let mut position = tiles.start;
-    // Two tiles go together where registers allow: few queries have few sums in flight, and many wait for their loads.
-    if V::ROWS >= 8 {
-        while position + 2 * TILE <= tiles.end {
-            score::<V, E, M, 2>(v, positions, &tiles, position, staged, scores);
-            position += 2 * TILE;
+impl<E: Element> Pass<'_, '_, E> {
+    #[inline(always)]
+    fn run<V: Vector, const M: usize>(
+        &self,
+        v: V,
+        scores: &mut Scores,
+        weights: &mut Weights<E, PASS_QUERIES>,
+        state: &mut State<'_>,
+    ) {
+        let scores: &mut [[f32; KV_SPLIT]; M] = scores.first_chunk_mut().expect("room for a pass");
+        let weights: &mut Weights<E, M> = weights.first_chunk_mut().expect("room for a pass");
+        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.place.seen(self.job, self.first + m));
+        // Later queries see from later positions to later ones; what nobody sees begins and ends with the split.
+        let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
+
+        self.score_tiles(v, tiles.clone(), scores);
+        for m in 0..M {
+            let (max, sum) = softmax::<V, E>(v, &mut scores[m], &mut weights[m], tiles.clone(), seen[m].clone());
+            (state.max[self.first + m], state.sum[self.first + m]) = (max, sum);
+        }
+        let acc = &mut state.acc[self.first * state.stride..][..M * state.stride];
+        acc.fill(0.0);
+        self.weigh_all(v, &seen, weights, acc);
+    }
+
+    /// The scores of all queries with all positions of `tiles`, masked or not. Several tiles go together where registers
+    /// allow: few queries have few sums in flight, and a sum waits for the one before.
+    #[inline(always)]
+    fn score_tiles<V: Vector, const M: usize>(&self, v: V, tiles: Range<usize>, scores: &mut [[f32; KV_SPLIT]; M]) {
+        let mut tile = tiles.start;
+        if V::ROWS >= 8 {
+            while M <= 4 && tile + 4 <= tiles.end {
+                self.score::<V, M, 4>(v, tile, scores);
+                tile += 4;
+            }
+            while tile + 2 <= tiles.end {
+                self.score::<V, M, 2>(v, tile, scores);
+                tile += 2;
+            }
+        }
+        while tile < tiles.end {
+            self.score::<V, M, 1>(v, tile, scores);
+            tile += 1;
         }
     }
-    while position < tiles.end {
-        score::<V, E, M, 1>(v, positions, &tiles, position, staged, scores);
-        position += TILE;
-    }
-}
 
-/// The scores of `M` queries with `N` tiles of keys.
-#[inline(always)]
-fn score<V: Vector, E: Element, const M: usize, const N: usize>(
-    v: V,
-    positions: &Positions<'_, '_, E>,
-    tiles: &Range<usize>,
-    position: usize,
-    staged: &[f32],
-    scores: &mut [[f32; KV_SPLIT]; M],
-) {
-    let (mut keys, mut ahead) = ([&[] as &[[E; 16]]; N], [&[] as &[[E; 16]]; N]);
-    for n in 0..N {
-        keys[n] = positions.tile(position + n * TILE, Half::Keys).as_chunks().0;
-        ahead[n] = positions.tile_ahead(position + n * TILE, tiles, Half::Keys).as_chunks().0;
-    }
-    let (queries, _) = staged.as_chunks::<M>(); // (head_dim, M)
-    let mut sums = [[v.splat(0.0); N]; M];
-    for (d, query) in queries.iter().enumerate() {
-        for n in 0..N {
-            prefetch(&ahead[n][d]);
-            let key = E::load(v, &keys[n][d]);
-            for m in 0..M {
-                sums[m][n] = v.fma(v.splat(query[m]), key, sums[m][n]);
+    /// The scores of all queries with `N` tiles of keys.
+    #[inline(always)]
+    fn score<V: Vector, const M: usize, const N: usize>(&self, v: V, tile: usize, scores: &mut [[f32; KV_SPLIT]; M]) {
+        let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys));
+        let (queries, _) = self.staged.as_chunks::<M>(); // (head_dim / LANE, M)
+        let lanes = TILE * E::LANE;
+        for (keys, _) in tiles {
+            assert!(keys.len() >= queries.len() * lanes);
+        }
+        let mut sums = [[v.splat(0.0); N]; M];
+        for (i, query) in queries.iter().enumerate() {
+            for n in 0..N {
+                let (keys, ahead) = tiles[n];
+                prefetch_element(ahead, i * lanes);
+                // SAFETY: `i` is below the number of factors of a query, and there are as many lines of lanes.
+                let keys = unsafe { E::load(v, keys, i * lanes) };
+                for m in 0..M {
+                    sums[m][n] = E::multiply(v, query[m], keys, sums[m][n]);
+                }
+            }
+        }
+        let mask = &self.job.mask;
+        for m in 0..M {
+            for n in 0..N {
+                let score = soft_cap(v, v.mul(sums[m][n], v.splat(mask.scale)), mask.soft_cap);
+                v.store(score, sixteen_mut(&mut scores[m], (tile + n) * TILE));
             }
         }
     }
-    let mask = &positions.job.mask;
-    for m in 0..M {
-        for n in 0..N {
-            let score = soft_cap(v, v.mul(sums[m][n], v.splat(mask.scale)), mask.soft_cap);
-            v.store(score, sixteen_mut(&mut scores[m], position + n * TILE));
+
+    /// `acc[m] += Σ weights[m][p] · value[p]` over the positions that query `m` sees, in order.
+    #[inline(always)]
+    fn weigh_all<V: Vector, const M: usize>(
+        &self,
+        v: V,
+        seen: &[Range<usize>; M],
+        weights: &Weights<E, M>,
+        acc: &mut [f32],
+    ) {
+        // Positions that only some of the queries see come one query at a time: before those that all see, and after.
+        // Lanes of which they see a part are among them.
+        let (start, end) = (seen[M - 1].start.next_multiple_of(E::LANE), seen[0].end / E::LANE * E::LANE);
+        let (start, end) = if start < end { (start, end) } else { (KV_SPLIT, KV_SPLIT) };
+        let stride = acc.len() / M;
+        for m in 0..M {
+            let before = seen[m].start..seen[m].end.min(start);
+            self.weigh_some(v, before, &weights[m], &mut acc[m * stride..][..stride]);
+        }
+        let mut i = 0;
+        if V::ROWS >= 8 {
+            while M <= 4 && i + 4 <= stride / 16 {
+                self.weigh::<V, M, 4>(v, start..end, weights, acc, i);
+                i += 4;
+            }
+            while i + 2 <= stride / 16 {
+                self.weigh::<V, M, 2>(v, start..end, weights, acc, i);
+                i += 2;
+            }
+        }
+        while i < stride / 16 {
+            self.weigh::<V, M, 1>(v, start..end, weights, acc, i);
+            i += 1;
+        }
+        for m in 0..M {
+            let after = seen[m].start.max(end)..seen[m].end;
+            self.weigh_some(v, after, &weights[m], &mut acc[m * stride..][..stride]);
+        }
+    }
+
+    /// Vectors `i..i + N` of all outputs over positions that all queries see: whole lanes.
+    #[inline(always)]
+    fn weigh<V: Vector, const M: usize, const N: usize>(
+        &self,
+        v: V,
+        positions: Range<usize>,
+        weights: &Weights<E, M>,
+        acc: &mut [f32],
+        i: usize,
+    ) {
+        let (stride, head_dim) = (acc.len() / M, self.job.heads.head_dim);
+        let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim) * E::LANE);
+        let mut sums = [[v.splat(0.0); N]; M];
+        for m in 0..M {
+            for n in 0..N {
+                sums[m][n] = v.load(sixteen(acc, m * stride + 16 * (i + n)));
+            }
+        }
+        for tile in positions.start / TILE..positions.end.div_ceil(TILE) {
+            let first = tile * TILE;
+            let (start, end) = (positions.start.max(first) - first, positions.end.min(first + TILE) - first);
+            let (start, end) = (start / E::LANE, end / E::LANE);
+            let (values, ahead) = self.tiles.get(tile, Half::Values);
+            let weights: [&[_; TILE]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::LANE));
+            assert!(end <= TILE / E::LANE && values.len() >= TILE * head_dim && at[N - 1] <= (head_dim - 16) * E::LANE);
+            for lane in start..end {
+                for n in 0..N {
+                    let at = lane * E::LANE * head_dim + at[n];
+                    prefetch_element(ahead, at);
+                    // SAFETY: such a lane is inside of the tile, and `at[n]` begins sixteen components of it.
+                    let values = unsafe { E::load(v, values, at) };
+                    for m in 0..M {
+                        sums[m][n] = E::multiply(v, weights[m][lane], values, sums[m][n]);
+                    }
+                }
+            }
+        }
+        for m in 0..M {
+            for n in 0..N {
+                v.store(sums[m][n], sixteen_mut(acc, m * stride + 16 * (i + n)));
+            }
+        }
+    }
+
+    /// One query's output over a few positions, which need not be whole lanes.
+    #[inline(always)]
+    fn weigh_some<V: Vector>(
+        &self,
+        v: V,
+        positions: Range<usize>,
+        weights: &[E::Factor; KV_SPLIT],
+        acc: &mut [f32],
+    ) {
+        if positions.is_empty() {
+            return;
+        }
+        let head_dim = self.job.heads.head_dim;
+        for lane in positions.start / E::LANE..positions.end.div_ceil(E::LANE) {
+            let first = lane * E::LANE;
+            let kept = positions.start.max(first) - first..positions.end.min(first + E::LANE) - first;
+            let (values, _) = self.tiles.get(first / TILE, Half::Values);
+            assert!(values.len() >= TILE * head_dim);
+            for (i, acc) in acc.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                let at = first % TILE * head_dim + component(i, head_dim) * E::LANE;
+                // SAFETY: the lane is inside of the tile, and a component begins sixteen of it.
+                let values = E::keep(v, unsafe { E::load(v, values, at) }, kept.clone());
+                v.store(E::multiply(v, weights[lane], values, v.load(acc)), acc);
+            }
         }
     }
 }
 
-/// Turns the scores of `seen` into `exp(score - max)` and all others of `tiles` into 0. Returns the maximum and the sum.
+/// Asks for the line of element `at`.
 #[inline(always)]
-fn softmax<V: Vector>(v: V, scores: &mut [f32; KV_SPLIT], tiles: Range<usize>, seen: Range<usize>) -> (f32, f32) {
+fn prefetch_element<E>(elements: &[E], at: usize) {
+    prefetch_bytes(elements.as_ptr().wrapping_add(at).addr(), 1);
+}
+
+/// Turns the scores of `seen` into the weights `exp(score - max)`, and all others of `tiles` into 0. Returns the maximum
+/// and the weights' sum, as they are rounded.
+#[inline(always)]
+fn softmax<V: Vector, E: Element>(
+    v: V,
+    scores: &mut [f32; KV_SPLIT],
+    weights: &mut [E::Factor; KV_SPLIT],
+    tiles: Range<usize>,
+    seen: Range<usize>,
+) -> (f32, f32) {
     if seen.is_empty() {
         return (f32::NEG_INFINITY, 0.0);
     }
     // By position and not by arithmetic: what an unwritten part of a block holds is anything, even no number.
-    scores[tiles.start..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end..tiles.end].fill(f32::NEG_INFINITY);
-    let (chunks, _) = scores[tiles].as_chunks_mut::<16>();
+    scores[tiles.start * TILE..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..tiles.end * TILE].fill(f32::NEG_INFINITY);
     let mut max = v.splat(f32::NEG_INFINITY);
-    for chunk in &*chunks {
-        max = v.max(max, v.load(chunk));
+    for tile in tiles.clone() {
+        max = v.max(max, v.load(sixteen(scores, tile * TILE)));
     }
     let max = v.max_lane(max);
     let mut sum = v.splat(0.0);
-    for chunk in chunks {
-        let weight = v.exp(v.sub(v.load(chunk), v.splat(max)));
-        sum = v.add(sum, weight);
-        v.store(weight, chunk);
+    for tile in tiles {
+        let weight = E::weight(v, v.load(sixteen(scores, tile * TILE)), max);
+        sum = v.add(sum, E::store_factors(v, weight, sixteen_mut(weights, tile * TILE / E::LANE)));
     }
     (max, v.sum(sum))
-}
-
-/// `acc[m] += Σ weights[m][p] · value[p]` over the positions that query `m` sees, in order.
-#[inline(always)]
-fn weigh_tiles<V: Vector, E: Element, const M: usize>(
-    v: V,
-    positions: &Positions<'_, '_, E>,
-    tiles: Range<usize>,
-    seen: &[Range<usize>; M],
-    weights: &[[f32; KV_SPLIT]; M],
-    acc: &mut [f32],
-) {
-    let head_dim = positions.job.heads.head_dim;
-    let stride = acc.len() / M;
-    let by_all = seen.iter().fold(0..KV_SPLIT, |all, seen| all.start.max(seen.start)..all.end.min(seen.end));
-    for position in tiles.clone().step_by(TILE) {
-        let values = positions.tile(position, Half::Values);
-        let ahead = positions.tile_ahead(position, &tiles, Half::Values);
-        let tile = Tile { values, ahead, position, head_dim };
-        let all = tile.clip(&by_all);
-        // Positions that only some of the queries see come one query at a time: before those that all see, and after.
-        let (before, after) = if all.is_empty() { (position + TILE, position + TILE) } else { (all.start, all.end) };
-        for (m, seen) in seen.iter().enumerate() {
-            let one = tile.clip(&(seen.start..seen.end.min(before)));
-            weigh(v, &tile, one, std::array::from_ref(&weights[m]), &mut acc[m * stride..][..stride]);
-        }
-        weigh(v, &tile, all, weights, acc);
-        for (m, seen) in seen.iter().enumerate() {
-            let one = tile.clip(&(seen.start.max(after)..seen.end));
-            weigh(v, &tile, one, std::array::from_ref(&weights[m]), &mut acc[m * stride..][..stride]);
-        }
-    }
-}
-
-/// Sixteen positions' values, the first of them at `position`.
-struct Tile<'a, E> {
-    values: &'a [E],
-    ahead: &'a [E],
-    position: usize,
-    head_dim: usize,
-}
-
-impl<E> Tile<'_, E> {
-    #[inline(always)]
-    fn clip(&self, range: &Range<usize>) -> Range<usize> {
-        let clip = |position: usize| position.clamp(self.position, self.position + TILE);
-        clip(range.start)..clip(range.end)
-    }
-}
-
-#[inline(always)]
-fn weigh<V: Vector, E: Element, const M: usize>(
-    v: V,
-    tile: &Tile<'_, E>,
-    range: Range<usize>,
-    weights: &[[f32; KV_SPLIT]; M],
-    acc: &mut [f32],
-) {
-    if range.is_empty() {
-        return;
-    }
-    let vectors = acc.len() / M / 16;
-    let mut i = 0;
-    if V::ROWS >= 8 {
-        while i + 2 <= vectors {
-            weigh_vectors::<V, E, M, 2>(v, tile, range.clone(), weights, acc, i);
-            i += 2;
-        }
-    }
-    while i < vectors {
-        weigh_vectors::<V, E, M, 1>(v, tile, range.clone(), weights, acc, i);
-        i += 1;
-    }
-}
-
-/// Vectors `i..i + N` of the output.
-#[inline(always)]
-fn weigh_vectors<V: Vector, E: Element, const M: usize, const N: usize>(
-    v: V,
-    tile: &Tile<'_, E>,
-    range: Range<usize>,
-    weights: &[[f32; KV_SPLIT]; M],
-    acc: &mut [f32],
-    i: usize,
-) {
-    let (stride, head_dim) = (acc.len() / M, tile.head_dim);
-    let mut sums = [[v.splat(0.0); N]; M];
-    for m in 0..M {
-        for n in 0..N {
-            sums[m][n] = v.load(sixteen(acc, m * stride + 16 * (i + n)));
-        }
-    }
-    let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim));
-    let weights: [&[f32; TILE]; M] = std::array::from_fn(|m| sixteen(&weights[m], tile.position));
-    let (start, end) = (range.start - tile.position, range.end - tile.position);
-    assert!(end <= TILE && at[N - 1] + 16 <= head_dim);
-    assert!(tile.values.len() >= TILE * head_dim && tile.ahead.len() >= TILE * head_dim);
-    for position in start..end {
-        for n in 0..N {
-            let at = position * head_dim + at[n];
-            // SAFETY: `position` is below `TILE`, so its row is inside of both, and `at` begins sixteen components of it.
-            let (values, ahead) = unsafe { (sixteen_unchecked(tile.values, at), sixteen_unchecked(tile.ahead, at)) };
-            if (16 * n * size_of::<E>()).is_multiple_of(LINE) {
-                prefetch(ahead);
-            }
-            let value = E::load(v, values);
-            for m in 0..M {
-                sums[m][n] = v.fma(v.splat(weights[m][position]), value, sums[m][n]);
-            }
-        }
-    }
-    for m in 0..M {
-        for n in 0..N {
-            v.store(sums[m][n], sixteen_mut(acc, m * stride + 16 * (i + n)));
-        }
-    }
 }
 
 /// Divides by the sums and writes the output of an item's queries.

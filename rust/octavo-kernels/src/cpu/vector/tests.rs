@@ -8,6 +8,7 @@ struct Everything<'a> {
     a: &'a [f32; 16],
     b: &'a [f32; 16],
     bytes: &'a [u8; 64],
+    pairs: &'a [bf16; 32],
 }
 
 impl Kernel for Everything<'_> {
@@ -23,6 +24,9 @@ impl Kernel for Everything<'_> {
         let brains = self.a.map(bf16::from_f32);
         let sixteen: &[u8; 16] = self.bytes[..16].try_into().unwrap();
         let rounded = v.round(a);
+        let (pairs, pair) = (v.load_pairs(self.pairs), [brains[0], brains[1]]);
+        let mut rounded_a = [bf16::ZERO; 16];
+        v.store_bf16(a, &mut rounded_a);
         let biased = v.dot_biased(v.splat_i32(-V::BIAS_LEFT * 4), codes, quad); // the quad sums to 4
         let floats = [
             v.add(a, b),
@@ -36,6 +40,10 @@ impl Kernel for Everything<'_> {
             v.select_less(a, b, v.splat(1.0), v.splat(-0.0)),
             v.load_f16(&halves),
             v.load_bf16(&brains),
+            v.load_bf16(&rounded_a),
+            v.dot_pairs(b, pairs, pairs),
+            v.dot_pairs(b, pairs, v.splat_pair(pair)),
+            v.exp2_of_negative(v.min(a, v.splat(0.0))),
             v.load_partial(&self.a[..5], 7.0),
             v.load_partial(self.a, 7.0),
             v.to_f32(rounded),
@@ -85,9 +93,10 @@ fn every_instruction_set_gives_the_bits_of_the_portable_one() {
         let a: [f32; 16] = std::array::from_fn(|_| (next() as f32 / 2f32.powi(31) - 0.5) * 250.0);
         let b: [f32; 16] = std::array::from_fn(|_| (next() as f32 / 2f32.powi(31) - 0.5) * 10.0);
         let bytes: [u8; 64] = std::array::from_fn(|_| next() as u8);
-        let want = Isa::named("portable").unwrap().run(Everything { a: &a, b: &b, bytes: &bytes });
+        let pairs = std::array::from_fn(|_| bf16::from_f32(next() as f32 / 2f32.powi(31) - 0.5));
+        let want = Isa::named("portable").unwrap().run(Everything { a: &a, b: &b, bytes: &bytes, pairs: &pairs });
         for isa in Isa::available() {
-            let got = isa.run(Everything { a: &a, b: &b, bytes: &bytes });
+            let got = isa.run(Everything { a: &a, b: &b, bytes: &bytes, pairs: &pairs });
             assert_eq!(got, want, "{} differs, seed {seed}", isa.describe());
         }
     }
@@ -152,6 +161,63 @@ fn exp_tanh_and_sigmoid_are_near() {
             assert!((f64::from(tanh[lane]) - exact.tanh()).abs() < 3e-7, "tanh({exact})");
             assert!((f64::from(sigmoid[lane]) - 1.0 / (1.0 + (-exact).exp())).abs() < 3e-7, "sigmoid({exact})");
         }
+    }
+}
+
+#[test]
+fn powers_of_two_are_near_and_end_in_zero() {
+    struct Powers<'a>(&'a [f32; 16]);
+    impl Kernel for Powers<'_> {
+        type Output = [f32; 16];
+        #[inline(always)]
+        fn run<V: Vector>(self, v: V) -> [f32; 16] {
+            let mut out = [0.0; 16];
+            v.store(v.exp2_of_negative(v.load(self.0)), &mut out);
+            out
+        }
+    }
+    let isa = Isa::best();
+    for i in 0..20_000 {
+        let x: [f32; 16] = std::array::from_fn(|lane| -126.4 + (i * 16 + lane) as f32 * (126.4 / 320_000.0));
+        for (x, y) in x.into_iter().zip(isa.run(Powers(&x))) {
+            let relative = (f64::from(y) / f64::from(x).exp2() - 1.0).abs();
+            assert!(relative < 3.1e-6, "2^{x} is off by {relative:e}");
+        }
+    }
+    for isa in Isa::available() {
+        let mut ends = [0.0; 16];
+        ends[..6].copy_from_slice(&[f32::NEG_INFINITY, -1e30, -126.6, -0.0, f32::NAN, -1.0]);
+        let got = isa.run(Powers(&ends));
+        assert_eq!(got[..4], [0.0, 0.0, 0.0, 1.0], "{}", isa.describe());
+        assert!(got[4].is_nan() && got[5] == 0.5);
+    }
+}
+
+/// Rounding to bfloat16: ties go to even, what is no number stays none, and overflow is infinite.
+#[test]
+fn bfloat16_is_rounded_as_everywhere() {
+    struct Round<'a>(&'a [f32; 16]);
+    impl Kernel for Round<'_> {
+        type Output = [bf16; 16];
+        #[inline(always)]
+        fn run<V: Vector>(self, v: V) -> [bf16; 16] {
+            let mut out = [bf16::ZERO; 16];
+            v.store_bf16(v.load(self.0), &mut out);
+            out
+        }
+    }
+    let bits = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0xbf80_7fff, 0x7f7f_ffff, 0xff80_0000, 0x8000_0000, 0x0080_0000];
+    let not_numbers = [0x7fff_ffff, 0xffff_ffff, 0x7f80_0001, 0x7fc0_0000];
+    let mut x = [1.0; 16];
+    for (x, bits) in x.iter_mut().zip(bits.into_iter().chain(not_numbers)) {
+        *x = f32::from_bits(bits);
+    }
+    for isa in Isa::available() {
+        let got = isa.run(Round(&x));
+        for i in 0..8 {
+            assert_eq!(got[i].to_bits(), bf16::from_f32(x[i]).to_bits(), "{:x} on {}", bits[i], isa.describe());
+        }
+        assert!(got[8..12].iter().all(|x| x.is_nan()), "{got:?} on {}", isa.describe());
     }
 }
 
