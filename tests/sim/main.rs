@@ -11,3 +11,8 @@ mod record; // the flight recorder
 mod sessions; // what conversations keep
 mod scale; // a step's cost
 mod world; // the harness
+
+#[path = "../../benches/instructions.rs"]
+mod instructions; // of a piece of work, counted
+#[path = "../../benches/steady.rs"]
+mod steady; // the scheduler under a load that is the same in every step

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub type Work = u64;
 
 /// A token of a prompt that is computed.
-const PROMPT_TOKEN: Work = 64;
+pub const PROMPT_TOKEN: Work = 64;
 /// A token that is generated. It costs more than one of a prompt: a step reads all weights for one row.
 const OUTPUT_TOKEN: Work = 2 * PROMPT_TOKEN;
 /// A block of the KV cache, held for a step: room that others do not have, and keys and values to read.
