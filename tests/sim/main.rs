@@ -14,5 +14,7 @@ mod world; // the harness
 
 #[path = "../../benches/instructions.rs"]
 mod instructions; // of a piece of work, counted
+#[path = "../../benches/policies.rs"]
+mod policies; // what of a trace is found, by whom
 #[path = "../../benches/steady.rs"]
 mod steady; // the scheduler under a load that is the same in every step

@@ -19,12 +19,11 @@ fn a_step_costs_what_the_running_sequences_do_whatever_the_pool_and_the_queue() 
         println!("skipped: instructions cannot be counted on this machine");
         return;
     };
-    let [plain, queue, large] = [(32, 0, 10_000), (32, 100, 10_000), (32, 10_000, 1_000_000)]
+    let [plain, large] = [(32, 0, 10_000), (32, 10_000, 1_000_000)]
         .map(|(running, waiting, blocks)| step(running, waiting, blocks).expect("it could be counted before"));
     assert!(plain <= 2.1 * half, "{half} for 16 sequences, {plain} for 32");
-    assert!((0.98..1.02).contains(&(large / queue)), "a large pool and queue: {large}, smaller ones: {queue}");
-    // That users wait at all costs something: here two begin in every step, out of fifty lines instead of one.
-    assert!((0.95..1.08).contains(&(queue / plain)), "{queue} when users wait, {plain} when none does");
+    // Two begin in every step. That they are chosen among fifty users who wait, and not one, is all the difference.
+    assert!((0.95..1.08).contains(&(large / plain)), "{large} with a large pool and a long queue, {plain} without");
     // It is the steps that are counted: each of so many sequences takes some instructions.
     assert!(half > 16.0 * 100.0, "{half} instructions are none");
 }

@@ -75,7 +75,7 @@ impl Pace {
             return FIRST_ROWS as f64 * UNKNOWN_ROW_NS;
         }
         let alone = self.decoding.unwrap_or(0.0);
-        target.max(2.0 * alone) - alone
+        (target.max(2.0 * alone) - alone).max(UNKNOWN_ROW_NS)
     }
 
     /// What a row of the latest prompts added to a step; `None`: no prompt was read yet.
@@ -178,6 +178,11 @@ mod tests {
         pace.observe(1, &rows(&[(0, 100)]), 1_000_000);
         assert_eq!(fitting(&pace, 1, 0), 0);
         assert_eq!(fitting(&Pace::new(None), 7, 0), usize::MAX);
+        // Where even decoding takes no time that can be measured, there is room for something.
+        let mut pace = Pace::new(Some(0));
+        pace.observe(1, &rows(&[]), 0);
+        pace.observe(1, &rows(&[(0, 1)]), 0);
+        assert!(pace.prompt_ns(1) > 0.0);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! * **In a line** they stand by the time they came, a level of priority counting as [`AGEING_NS`] earlier: a request is
 //!   passed by one with `d` levels more only if that comes within `d` times as long.
 //! * **Between lines** the one whose first has the highest priority has its turn; of equal ones those who lost their blocks,
-//!   then the user who has been served least (see [`users`](super::users)).
+//!   then the user who has been served least (see [`users`](super::users)), to within [`ALIKE`].
 //! * **A line ages:** for every `AGEING_NS` since its last turn its first counts as one level higher, and a line that so is
 //!   above all others goes before them, whatever its user was served.
 //!
