@@ -21,7 +21,8 @@ fn main() {
         (1024, 0, 0, enough(1024)),
         (1024, 10_000, 0, 1_000_000),
     ] {
-        let (running, waiting, blocks) = (bench.size(running, 2), bench.size(waiting, 3), bench.size(blocks, enough(2)));
+        let (running, waiting, blocks) =
+            (bench.size(running, 2), bench.size(waiting, 3), bench.size(blocks, enough(2)));
         let mut world = World::new(Load { running, waiting, blocks, prompt, shared, answer });
         world.check();
         let row_bytes = 3 * size_of::<u32>() + size_of::<octavo_kernels::Segment>();
@@ -41,7 +42,8 @@ fn count(bench: &Bench) {
         for waiting in [0, 10_000] {
             for blocks in [10_000, 1_000_000] {
                 let (running, waiting) = (bench.size(running, 16), bench.size(waiting, 3));
-                let load = Load { running, waiting, blocks: bench.size(blocks, 1000), prompt: 32, shared: 0, answer: 64 };
+                let load =
+                    Load { running, waiting, blocks: bench.size(blocks, 1000), prompt: 32, shared: 0, answer: 64 };
                 let mut world = World::new(load);
                 world.check();
                 let steps = bench.size(256usize.div_ceil(running), 1);

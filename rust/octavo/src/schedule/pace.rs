@@ -212,7 +212,10 @@ mod tests {
         for ns in [0, 1, u64::MAX, 5_000_000] {
             pace.observe(3, &rows(&[]), ns);
             pace.observe(3, &rows(&[(0, 5), (usize::MAX, 1)]), ns);
-            assert!(pace.row_ns(0).is_finite() && pace.row_ns(0) >= UNKNOWN_ROW_NS && pace.prompt_ns(3) >= 0.0, "{pace:?}");
+            assert!(
+                pace.row_ns(0).is_finite() && pace.row_ns(0) >= UNKNOWN_ROW_NS && pace.prompt_ns(3) >= 0.0,
+                "{pace:?}"
+            );
         }
     }
 }
