@@ -101,6 +101,11 @@ impl Bench {
         self.limits.is_none()
     }
 
+    /// Whether a line with this title is to be run.
+    pub fn chooses(&self, title: &str) -> bool {
+        self.chosen.is_empty() || self.chosen.iter().any(|chosen| title.contains(chosen.as_str()))
+    }
+
     /// A size of this run.
     pub fn size(&self, full: usize, tiny: usize) -> usize {
         if self.is_tiny() { tiny } else { full }
@@ -115,7 +120,7 @@ impl Bench {
     /// The same for what is waited for only after as many runs as it is told.
     pub fn line_of_runs(&self, name: &str, shape: &str, work: Work, mut runs: impl FnMut(u32)) {
         let title = format!("{name} {shape}");
-        if !self.chosen.is_empty() && !self.chosen.iter().any(|chosen| title.contains(chosen.as_str())) {
+        if !self.chooses(&title) {
             return;
         }
         let Some(limits) = &self.limits else {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use octavo::execute::simulated::{CostModel, Simulated};
-use octavo::request::{Request, RequestId, SamplingParams, Time};
-use octavo::schedule::SchedulerConfig;
+use octavo::request::{Request, RequestId, SamplingParams, SessionId, Time};
+use octavo::schedule::{Command, SchedulerConfig};
 use octavo::stages::queue::waiting::AGEING_NS;
 
 use crate::world::{Coins, VOCAB, World, config, prompt, request};
@@ -80,6 +80,43 @@ fn users_who_always_wait_are_served_alike_whatever_they_send() {
         }
         let total: f64 = names.iter().filter_map(|name| world.scheduler.served(name)).sum();
         assert!(total > 1000.0 * sizes.len() as f64, "seed {seed}: hardly anything was served");
+    }
+}
+
+#[test]
+fn blocks_kept_for_conversations_are_work_whether_anybody_comes_back_or_not() {
+    for seed in 0..20 {
+        // Both send the same. One leaves every answer in a session of its own, and goes on with none.
+        let mut coins = Coins(seed);
+        let (length, max_tokens) = (coins.within(1, 30), coins.within(5, 25));
+        let max_num_seqs = coins.within(2, 4);
+        let mut world =
+            world(SchedulerConfig { max_num_seqs, max_num_batched_tokens: 64, max_queue: 10_000, ..config() }, 1000.0);
+        for id in 0..4000 {
+            let session = (id % 2 == 0).then_some(SessionId(id));
+            if let Some(id) = session {
+                world.apply(Command::OpenSession { id, ttl_ns: u64::MAX });
+            }
+            let user = if session.is_some() { "leaves" } else { "plain" };
+            world.submit(of(user, Request { session, ..request(id, &prompt(id, length), max_tokens) }));
+        }
+        let mut held = 0;
+        for _ in 0..3000 {
+            world.step();
+            held += world.scheduler.stats().blocks_pinned;
+        }
+        world.scheduler.check();
+        let served = ["leaves", "plain"].map(|user| world.scheduler.served(user).expect("it waits"));
+        let tokens =
+            |first: u64| (first..4000).step_by(2).map(|id| world.outcome(RequestId(id)).tokens.len()).sum::<usize>();
+        let (leaves, plain, held) = (tokens(0), tokens(1), held as f64 / 64.0);
+        let bound = 2.0 * max_num_seqs as f64 * (1.1 * length as f64 + 3.0 * max_tokens as f64);
+        assert!((served[0] - served[1]).abs() <= bound, "seed {seed}: {served:?} are further apart than {bound}");
+        // What was held for one is work that the other one got.
+        let each = 2.0 + (length as f64 + 0.5 * (length + max_tokens) as f64 / 64.0) / max_tokens as f64;
+        let more = (plain as f64 - leaves as f64) * each;
+        assert!((more - held).abs() <= bound + 0.1 * held, "seed {seed}: {more} more for {held} held");
+        assert!(held > 2.0 * bound, "seed {seed}: {held} held in all is hardly more than {bound}");
     }
 }
 

@@ -11,3 +11,10 @@ mod record; // the flight recorder
 mod sessions; // what conversations keep
 mod scale; // a step's cost
 mod world; // the harness
+
+#[path = "../../benches/instructions.rs"]
+mod instructions; // of a piece of work, counted
+#[path = "../../benches/policies.rs"]
+mod policies; // what of a trace is found, by whom
+#[path = "../../benches/steady.rs"]
+mod steady; // the scheduler under a load that is the same in every step

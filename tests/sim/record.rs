@@ -236,6 +236,21 @@ fn no_bytes_do_harm() {
 }
 
 #[test]
+fn a_plan_of_impossible_rows_is_a_difference() {
+    let mut log = LogWriter::default();
+    log.header(&header(config()));
+    log.command(&Command::Submit(Box::new(request(7, &[1, 2, 3], 1))), Time(5));
+    let mut bytes = log.take();
+    // A plan, at once, of one sequence: as many rows as there are numbers, from the last position that there could be.
+    let most = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
+    bytes.extend([&[4, 0, 1, 7][..], &most, &most].concat());
+    let report = play(&bytes, Tokens::Recorded, true).expect("a log");
+    let difference = report.difference.expect("nobody plans that");
+    assert!(difference.wanted.contains(&u64::MAX.to_string()), "{difference}");
+    assert_eq!(difference.found, "positions 0 to 3 of request 7");
+}
+
+#[test]
 fn an_empty_prompt_and_one_too_long_are_refused_as_they_were() {
     let limits = config();
     let mut writer = LogWriter::default();

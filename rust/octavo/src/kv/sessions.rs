@@ -3,16 +3,17 @@
 //! When a turn ends, its blocks stay held for the session: a *pin*, with a time to live and a rent. The next turn takes the
 //! blocks over as they are, the last one half full, if its tokens go on from those that were kept; then only new tokens
 //! are computed. A pin is a promise with a limit: all pins together hold at most half of the pool, and where a request
-//! needs blocks the pin that was made first goes. What becomes of a pin is always told.
+//! needs blocks the pin that was made first goes. What becomes of a pin is always told, and its blocks count as its user's.
 //!
 //! Always true: a pin's blocks are owned by it, and each is due at its time.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::{BlockTable, KvCache};
 use crate::observe::events::{EngineEvent, Notes};
 use crate::request::{SessionId, Time};
+use crate::stages::queue::users::UserId;
 
 /// What has happened to what a session keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,10 +107,10 @@ pub struct Pin {
     pub tokens: Vec<u32>,
     /// The namespace that they were computed in.
     pub cache_salt: Option<Arc<str>>,
+    /// Whose turn it was.
+    pub user: UserId,
     /// Made when.
     since: Time,
-    /// Up to which step its hold has been reckoned.
-    reckoned: u64,
     expires: Time,
 }
 
@@ -122,8 +123,8 @@ pub struct Sessions {
     by_expiry: BTreeSet<(Time, SessionId)>,
     /// Blocks of all pins; one that several hold counts for each.
     pinned: usize,
-    /// Steps so far.
-    steps: u64,
+    /// Users who hold so many blocks more, or fewer, than was told.
+    held: Vec<(UserId, i64)>,
     /// Rent of sessions that are closed.
     closed_rent: u128,
 }
@@ -177,20 +178,18 @@ impl Sessions {
         }
     }
 
-    /// One step more.
-    pub fn step(&mut self) {
-        self.steps += 1;
+    /// Users who hold so many blocks more, or fewer, since the last time.
+    pub fn take_held(&mut self) -> impl Iterator<Item = (UserId, i64)> {
+        self.held.drain(..)
     }
 
-    /// A turn has come: what is kept for it lives on. How many blocks were held for how many steps since the last time.
-    pub fn touch(&mut self, id: SessionId, now: Time) -> u64 {
-        let Some(session) = self.open.get_mut(&id) else { return 0 };
-        let Some(pin) = &mut session.pin else { return 0 };
+    /// A turn has come: what is kept for it lives on.
+    pub fn touch(&mut self, id: SessionId, now: Time) {
+        let Some(session) = self.open.get_mut(&id) else { return };
+        let Some(pin) = &mut session.pin else { return };
         self.by_expiry.remove(&(pin.expires, id));
         pin.expires = Time(now.0.saturating_add(session.ttl_ns));
         self.by_expiry.insert((pin.expires, id));
-        let steps = self.steps - std::mem::replace(&mut pin.reckoned, self.steps);
-        pin.table.held() as u64 * steps
     }
 
     /// Gives up the pin that was made first, but for that of `spared`. Says no when there is none.
@@ -222,10 +221,11 @@ impl Sessions {
         }
     }
 
-    /// Keeps what a turn leaves, if the session is open and there may be as much. Otherwise the table is left as it is.
+    /// Keeps what a user's turn leaves, if the session is open and there may be as much. Otherwise the table is left as it is.
     pub fn keep(
         &mut self,
         id: SessionId,
+        user: UserId,
         table: &mut BlockTable,
         tokens: Vec<u32>,
         cache_salt: Option<Arc<str>>,
@@ -251,10 +251,11 @@ impl Sessions {
         session.note(id, event, &mut kv.notes);
         let expires = Time(now.0.saturating_add(session.ttl_ns));
         let table = std::mem::replace(table, kv.table());
-        session.pin = Some(Pin { table, tokens, cache_salt, since: now, reckoned: self.steps, expires });
+        session.pin = Some(Pin { table, tokens, cache_salt, user, since: now, expires });
         self.by_age.insert((now, id));
         self.by_expiry.insert((expires, id));
         self.pinned += blocks;
+        self.held.push((user, blocks as i64));
     }
 
     /// A turn ended that leaves nothing.
@@ -291,6 +292,7 @@ impl Sessions {
         self.by_age.remove(&(pin.since, id));
         self.by_expiry.remove(&(pin.expires, id));
         self.pinned -= blocks;
+        self.held.push((pin.user, -(blocks as i64)));
         Some(pin)
     }
 
@@ -317,12 +319,24 @@ impl Sessions {
 
     /// The tables of all pins.
     pub fn tables(&self) -> impl Iterator<Item = &BlockTable> {
-        self.open.values().filter_map(|session| session.pin.as_ref()).map(|pin| &pin.table)
+        self.pins().map(|(_, pin)| &pin.table)
+    }
+
+    fn pins(&self) -> impl Iterator<Item = (SessionId, &Pin)> {
+        self.open.iter().filter_map(|(&id, session)| Some((id, session.pin.as_ref()?)))
+    }
+
+    /// How many blocks each user's pins hold.
+    pub fn held(&self) -> BTreeMap<UserId, u64> {
+        let mut held = BTreeMap::new();
+        self.pins().for_each(|(_, pin)| *held.entry(pin.user).or_default() += pin.table.held() as u64);
+        held
     }
 
     /// Asserts what is always true.
     pub fn check(&self, kv: &KvCache) {
-        let pins = || self.open.iter().filter_map(|(&id, session)| Some((id, session.pin.as_ref()?)));
+        let pins = || self.pins();
+        assert!(self.held.is_empty(), "what users hold is told");
         assert_eq!(self.pinned, self.tables().map(BlockTable::held).sum::<usize>(), "pinned blocks are counted");
         assert!(self.pinned <= kv.pool().len() / 2, "pins hold more than half of the pool");
         assert!(self.by_age.iter().copied().eq(pins().map(|(id, pin)| (pin.since, id)).collect::<BTreeSet<_>>()));

@@ -14,7 +14,7 @@ impl Scheduler {
         let tables = self.running.iter().map(|sequence| &sequence.table).chain(self.sessions.tables());
         self.kv.check(tables, borrowed);
         self.sessions.check(&self.kv);
-        self.queue.users.check(self.living());
+        self.queue.users.check(self.living(), &self.sessions.held());
         self.running.check();
         assert!(self.running.len() <= self.config.max_num_seqs, "more run than may");
         let running = self.running.iter().map(|sequence| &**sequence);

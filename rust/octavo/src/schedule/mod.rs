@@ -20,8 +20,8 @@ use crate::observe::events::{EngineEvent, Notes};
 use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, SessionId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
+use crate::stages::queue::limits;
 use crate::stages::queue::waiting::Waiting;
-use crate::stages::queue::{limits, users};
 use crate::stages::{decode, prefill};
 
 mod assemble;
@@ -35,7 +35,7 @@ mod step;
 use forecast::Habits;
 pub use forecast::{Forecast, Load};
 pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
-use pace::Pace;
+use pace::{Pace, PromptRows};
 pub use running::Running;
 pub use step::Step;
 
@@ -74,7 +74,7 @@ struct Flight {
     /// Sequences that get one more token.
     decoding: usize,
     /// Rows of prompts.
-    prompt_rows: usize,
+    prompt_rows: PromptRows,
     /// Requests that had ended before.
     finished: u64,
 }
@@ -116,6 +116,7 @@ impl Scheduler {
             Command::OpenSession { id, ttl_ns } => self.sessions.open(id, ttl_ns),
             Command::CloseSession(id) => self.sessions.close(id, &mut self.kv, now),
         }
+        self.reckon_pins();
     }
 
     /// Plans one step. `None`: nobody lives, and nothing is to be computed until a command comes.
@@ -131,6 +132,9 @@ impl Scheduler {
         let mut step = Step {
             now,
             rows_left: self.config.max_num_batched_tokens,
+            prompt_ns_left: f64::INFINITY,
+            prompt_rows: PromptRows::default(),
+            pace: &self.pace,
             max_num_seqs: self.config.max_num_seqs,
             queue: &mut self.queue,
             running: &mut self.running,
@@ -146,7 +150,7 @@ impl Scheduler {
         };
         decode::advance(&mut step);
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
-        step.rows_left = step.rows_left.min(self.pace.prompt_rows(decoding));
+        step.prompt_ns_left = self.pace.prompt_ns(decoding);
         prefill::read_oldest(&mut step);
         let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         if reason == Some(QueueReason::Budget) {
@@ -162,22 +166,23 @@ impl Scheduler {
         self.totals.tokens_cached += step.tokens_cached;
         self.half_read_tokens = prefill::unread(&step);
         self.habits.admitted(step.tokens_admitted, step.tokens_cached);
-        let copies = step.copies;
-        self.assemble(decoding, copies, now)
+        let (copies, prompt_rows) = (step.copies, step.prompt_rows);
+        self.reckon_pins();
+        let flight = Flight { since: now, decoding, prompt_rows, finished: self.totals.finished };
+        self.assemble(flight, copies)
     }
 
-    fn assemble(&mut self, decoding: usize, copies: Vec<BlockCopy>, now: Time) -> Option<Batch> {
+    fn assemble(&mut self, flight: Flight, copies: Vec<BlockCopy>) -> Option<Batch> {
         let mut batch = std::mem::take(&mut self.spare);
         batch.copies = copies;
         batch.step = self.totals.steps;
-        assemble::assemble(&mut batch, &mut self.running, &self.config.layout, now);
+        assemble::assemble(&mut batch, &mut self.running, &self.config.layout, flight.since);
         if batch.rows() == 0 {
             assert_eq!(self.living(), 0, "somebody could run and nobody does");
             self.spare = batch;
             return None;
         }
-        let (prompt_rows, finished) = (batch.rows() - decoding, self.totals.finished);
-        self.in_flight = Some(Flight { since: now, decoding, prompt_rows, finished });
+        self.in_flight = Some(flight);
         Some(batch)
     }
 
@@ -188,14 +193,14 @@ impl Scheduler {
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
         self.step_ns = now.since(flight.since);
-        self.pace.observe(flight.decoding, flight.prompt_rows, self.step_ns);
+        self.pace.observe(flight.decoding, &flight.prompt_rows, self.step_ns);
         let full = self.running.len() >= self.config.max_num_seqs;
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
         batch.clear();
         self.spare = batch;
         self.totals.steps += 1;
-        self.sessions.step();
+        self.queue.users.step();
         self.totals.tokens_computed += rows as u64;
         let sequences = outputs.len();
         let Self { running, kv, events, totals, notes, .. } = self;
@@ -238,7 +243,7 @@ impl Scheduler {
         let table = self.kv.table();
         let user = self.queue.users.enter(&request.user);
         if let Some(session) = request.session {
-            self.queue.users.charge(user, users::hold(self.sessions.touch(session, now)));
+            self.sessions.touch(session, now);
         }
         self.deadlines.extend(request.deadline.map(|deadline| (deadline, id)));
         let sequence =
@@ -293,6 +298,8 @@ impl Scheduler {
             Some(id) => sequence.leave_to(id, &mut self.sessions, &mut self.kv, now),
             None => {}
         }
+        // Before its user may be forgotten.
+        self.reckon_pins();
         sequence.release(&mut self.kv, now);
         let id = sequence.request.id;
         if let Some(deadline) = sequence.request.deadline {
@@ -307,6 +314,14 @@ impl Scheduler {
             completion_tokens: record.completion_tokens,
         });
         self.events.push_back(Event::Finished { id, finish, record });
+    }
+
+    /// What is held for conversations is held for their users. A step ends only when all of that is told, so it does not
+    /// matter when within one.
+    fn reckon_pins(&mut self) {
+        for (user, blocks) in self.sessions.take_held() {
+            self.queue.users.hold(user, blocks);
+        }
     }
 
     /// The executor is gone, and the step under way with it: everything ends with this error.

@@ -3,11 +3,42 @@
 //! What a step takes is learnt from the steps that ran: the time of those that only decode, and what each row of a prompt
 //! adds to it. Both follow the latest steps, so they follow the batch, the length of contexts and whatever else the
 //! machine does. If one of the two is off, the other makes up for it: together they are what was measured.
+//!
+//! A row costs more the more tokens come before it. So that is learnt apart for every doubling of their number: a short
+//! prompt that is read beside a long one says little about the long one's rows.
 
 /// Share of the newest measurement in a running mean.
 const NEWEST: f64 = 0.25;
 /// Rows of a prompt beside decoding sequences while nothing is known about their cost.
 const FIRST_ROWS: usize = 32;
+/// After so many steps with prompts comes one without, so that what decoding takes is known however busy it is: a
+/// sixty-fourth of the time at most, for such a step takes half of the others.
+const MOST_MIXED: u32 = 32;
+/// Up to so many tokens before it, a row costs about the same.
+const SHALLOW: usize = 512;
+/// Doublings of [`SHALLOW`] that are told apart.
+const DEPTHS: usize = 16;
+
+/// How deep a row with so many tokens before it lies.
+fn depth(context: usize) -> usize {
+    (context / SHALLOW).checked_ilog2().map_or(0, |doublings| (doublings as usize + 1).min(DEPTHS - 1))
+}
+
+/// Rows of prompts in a step, by how deep they lie.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PromptRows([usize; DEPTHS]);
+
+impl PromptRows {
+    /// `rows` more, after `context` tokens.
+    pub fn add(&mut self, context: usize, rows: usize) {
+        self.0[depth(context)] += rows;
+    }
+
+    /// All of them.
+    pub fn total(&self) -> usize {
+        self.0.iter().sum()
+    }
+}
 
 /// The inter-token target, and what is known about the time of steps, in nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -15,100 +46,176 @@ pub struct Pace {
     target: Option<f64>,
     /// A step that only decodes.
     decoding: Option<f64>,
-    /// Rows of prompts in the latest steps, and what they added.
-    prompt: Option<Prompt>,
-}
-
-/// Running sums, so that a step counts by its rows.
-#[derive(Clone, Copy, Debug)]
-struct Prompt {
-    rows: f64,
-    ns: f64,
+    /// Steps since the last of those.
+    mixed: u32,
+    /// What a row adds at each depth.
+    row: [Option<f64>; DEPTHS],
+    /// Rows of prompts in the latest steps, and what they added: running sums, so that a step counts by its rows.
+    latest_rows: f64,
+    latest_ns: f64,
 }
 
 impl Pace {
     /// `None`: prompts may take all of a step.
     pub fn new(target_ns: Option<u64>) -> Self {
-        Self { target: target_ns.map(|ns| ns as f64), decoding: None, prompt: None }
+        Self { target: target_ns.map(|ns| ns as f64), ..Self::default() }
     }
 
-    /// Rows of prompts that may join a step of `decoding` sequences. The step then takes about the target; or twice what
-    /// it takes anyway, if that is longer. At least one, so that prompts get on.
-    pub fn prompt_rows(&self, decoding: usize) -> usize {
-        let Some(target) = self.target.filter(|_| decoding > 0) else { return usize::MAX };
-        let Some(prompt) = self.prompt else { return FIRST_ROWS };
+    /// What prompts may add to a step of `decoding` sequences: nothing when it is to be seen what they take alone.
+    pub fn prompt_ns(&self, decoding: usize) -> f64 {
+        let is_unknown = self.decoding.is_none() || self.mixed >= MOST_MIXED;
+        if self.target.is_some() && decoding > 0 && is_unknown { 0.0 } else { self.room_ns(decoding) }
+    }
+
+    /// What prompts may add to most steps of `decoding` sequences. A step then takes about the target; or twice what it
+    /// takes anyway, if that is longer.
+    fn room_ns(&self, decoding: usize) -> f64 {
+        let Some(target) = self.target.filter(|_| decoding > 0) else { return f64::INFINITY };
+        if self.prompt_row_ns().is_none() {
+            return FIRST_ROWS as f64 * UNKNOWN_ROW_NS;
+        }
         let alone = self.decoding.unwrap_or(0.0);
-        let left = target.max(2.0 * alone) - alone;
-        ((left * prompt.rows / prompt.ns.max(1.0)) as usize).max(1)
+        (target.max(2.0 * alone) - alone).max(UNKNOWN_ROW_NS)
     }
 
-    /// What a row of a prompt adds to a step; `None`: no prompt was read yet.
+    /// What a row of the latest prompts added to a step; `None`: no prompt was read yet.
     pub fn prompt_row_ns(&self) -> Option<f64> {
-        self.prompt.map(|prompt| prompt.ns / prompt.rows)
+        (self.latest_rows > 0.0).then(|| self.latest_ns / self.latest_rows)
+    }
+
+    /// The same for a row with `context` tokens before it: as at that depth, or as near to it as anything is known, at fewer
+    /// tokens first.
+    pub fn row_ns(&self, context: usize) -> f64 {
+        self.row_ns_at(depth(context)).unwrap_or(UNKNOWN_ROW_NS).max(UNKNOWN_ROW_NS)
+    }
+
+    fn row_ns_at(&self, depth: usize) -> Option<f64> {
+        let (shallower, deeper) = self.row.split_at(depth + 1);
+        shallower.iter().rev().chain(deeper).find_map(|ns| *ns)
     }
 
     /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows. `None`:
     /// nothing was read yet.
     pub fn read_ns(&self, decoding: usize, rows: usize, most: usize) -> Option<f64> {
         let row = self.prompt_row_ns()?;
-        let in_a_step = self.prompt_rows(decoding).min(most.saturating_sub(decoding)).max(1);
+        let within_target = (self.room_ns(decoding) / row.max(UNKNOWN_ROW_NS)) as usize;
+        let in_a_step = within_target.min(most.saturating_sub(decoding)).max(1);
         let alone = if decoding > 0 { self.decoding.unwrap_or(0.0) } else { 0.0 };
         Some(rows.div_ceil(in_a_step) as f64 * alone + rows as f64 * row)
     }
 
-    /// A step of `decoding` sequences and `prompt_rows` rows of prompts took this long.
-    pub fn observe(&mut self, decoding: usize, prompt_rows: usize, ns: u64) {
-        let ns = ns as f64;
-        if prompt_rows == 0 {
+    /// A step of `decoding` sequences and these rows of prompts took this long.
+    pub fn observe(&mut self, decoding: usize, prompt: &PromptRows, ns: u64) {
+        let (ns, rows) = (ns as f64, prompt.total());
+        if rows == 0 {
             self.decoding = Some(self.decoding.map_or(ns, |mean| mean + NEWEST * (ns - mean)));
+            self.mixed = 0;
             return;
         }
+        self.mixed = if decoding > 0 { self.mixed.saturating_add(1) } else { 0 };
         let alone = if decoding > 0 { self.decoding.unwrap_or(0.0) } else { 0.0 };
-        let (added, before) = ((ns - alone).max(0.1 * ns), self.prompt.unwrap_or(Prompt { rows: 0.0, ns: 0.0 }));
-        self.prompt = Some(Prompt {
-            rows: (1.0 - NEWEST) * before.rows + prompt_rows as f64,
-            ns: (1.0 - NEWEST) * before.ns + added,
-        });
+        let added = (ns - alone).max(0.1 * ns);
+        let forget = 1.0 - NEWEST;
+        (self.latest_rows, self.latest_ns) = (forget * self.latest_rows + rows as f64, forget * self.latest_ns + added);
+        // What was not expected is answered for by the parts of the step, the largest first: normalised least mean squares,
+        // where each part may be off by as much as it is. None is changed beyond a factor of two by one measurement.
+        let cost = |depth: usize| self.row_ns_at(depth).unwrap_or(added / rows as f64);
+        let parts: [f64; DEPTHS] = std::array::from_fn(|depth| prompt.0[depth] as f64 * cost(depth));
+        let error = added - parts.iter().sum::<f64>();
+        let squares: f64 = parts.iter().map(|part| part * part).sum();
+        for (depth, part) in parts.into_iter().enumerate().filter(|(_, part)| *part > 0.0) {
+            let corrected = (part + NEWEST * error * part * part / squares).clamp(part / 2.0, part * 2.0);
+            self.row[depth] = Some(corrected / prompt.0[depth] as f64);
+        }
     }
 }
+
+/// What a row counts while nothing is known, and at least.
+const UNKNOWN_ROW_NS: f64 = 1.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn steps_come_to_the_target_whatever_they_cost() {
-        for (base, per_row, target) in [(1e6, 1e5, 30e6f64), (25e6, 1e5, 30e6), (5e6, 3e6, 200e6)] {
-            let mut pace = Pace::new(Some(target as u64));
-            let step = |rows: usize| base + per_row * rows as f64;
-            for _ in 0..20 {
-                let rows = pace.prompt_rows(4);
-                pace.observe(4, rows, step(rows) as u64);
-                pace.observe(4, 0, step(0) as u64);
-            }
-            let reached = step(pace.prompt_rows(4));
-            let wanted = target.max(2.0 * base);
-            assert!((0.8 * wanted..1.1 * wanted).contains(&reached), "{reached} for {wanted}");
-        }
+    /// Rows after `context` tokens that prompts may add to a step of `decoding` sequences.
+    fn fitting(pace: &Pace, decoding: usize, context: usize) -> usize {
+        (pace.prompt_ns(decoding) / pace.row_ns(context)) as usize
+    }
+
+    fn rows(each: &[(usize, usize)]) -> PromptRows {
+        let mut rows = PromptRows::default();
+        each.iter().for_each(|&(context, count)| rows.add(context, count));
+        rows
     }
 
     #[test]
-    fn without_decoding_steps_in_between_it_comes_there_too() {
-        let mut pace = Pace::new(Some(30_000_000));
-        for _ in 0..40 {
-            let rows = pace.prompt_rows(30);
-            pace.observe(30, rows, 12_000_000 + 300_000 * rows as u64);
+    fn steps_come_to_the_target_whatever_they_cost() {
+        for (base, per_row, target) in [(1e6, 1e5, 30e6f64), (25e6, 1e5, 30e6), (5e6, 3e6, 200e6), (12e6, 3e5, 30e6)] {
+            let mut pace = Pace::new(Some(target as u64));
+            let step = |rows: usize| base + per_row * rows as f64;
+            let (mut most, mut prompt_rows, steps) = (0.0, 0, 200);
+            for i in 0..steps {
+                let count = fitting(&pace, 4, 0);
+                pace.observe(4, &rows(&[(0, count)]), step(count) as u64);
+                if i >= 20 {
+                    most = step(count).max(most);
+                }
+                prompt_rows += count;
+            }
+            let wanted = target.max(2.0 * base);
+            assert!((0.9 * wanted..1.05 * wanted).contains(&most), "{most} for {wanted}");
+            let possible = ((wanted - base) / per_row) as usize;
+            assert!(prompt_rows > steps * possible * 9 / 10, "{prompt_rows} rows in {steps} steps of {possible}");
         }
-        let reached = 12.0 + 0.3 * pace.prompt_rows(30) as f64;
-        assert!((25.0..33.0).contains(&reached), "{reached} ms");
     }
 
     #[test]
     fn it_holds_nobody_up_without_need() {
         let mut pace = Pace::new(Some(1));
-        assert_eq!([pace.prompt_rows(0), pace.prompt_rows(1)], [usize::MAX, FIRST_ROWS]);
-        pace.observe(1, 100, 1_000_000);
-        assert_eq!(pace.prompt_rows(1), 1);
-        assert_eq!(Pace::new(None).prompt_rows(7), usize::MAX);
+        assert_eq!([fitting(&pace, 0, 0), fitting(&pace, 1, 0)], [usize::MAX, 0], "decoding alone comes first");
+        pace.observe(1, &rows(&[]), 1_000);
+        assert_eq!(fitting(&pace, 1, 0), FIRST_ROWS);
+        pace.observe(1, &rows(&[(0, 100)]), 1_000_000);
+        assert_eq!(fitting(&pace, 1, 0), 0);
+        assert_eq!(fitting(&Pace::new(None), 7, 0), usize::MAX);
+        // Where even decoding takes no time that can be measured, there is room for something.
+        let mut pace = Pace::new(Some(0));
+        pace.observe(1, &rows(&[]), 0);
+        pace.observe(1, &rows(&[(0, 1)]), 0);
+        assert!(pace.prompt_ns(1) > 0.0);
+    }
+
+    #[test]
+    fn what_short_prompts_cost_says_little_about_long_ones() {
+        // Deep rows cost eight times as much. They come alone, and from the twentieth step on beside shallow ones.
+        let mut pace = Pace::new(Some(30_000_000));
+        let ns = |deep: usize, shallow: usize| (2_000_000 + 800_000 * deep + 100_000 * shallow) as u64;
+        for step in 0..200 {
+            let left = pace.prompt_ns(4);
+            let shallow = if step > 20 && step % 3 == 0 { 100.min((left / 2.0 / pace.row_ns(0)) as usize) } else { 0 };
+            let deep = ((left - shallow as f64 * pace.row_ns(0)) / pace.row_ns(20_000)) as usize;
+            let took = ns(deep, shallow);
+            assert!(step < 60 || left == 0.0 || (27_000_000..31_000_000).contains(&took), "step {step}: {took} ns");
+            pace.observe(4, &rows(&[(20_000, deep), (0, shallow)]), took);
+        }
+    }
+
+    #[test]
+    fn a_context_of_any_length_has_a_depth() {
+        let depths = [0, 511, 512, 1023, 1024, 20_000, 1 << 24, usize::MAX].map(depth);
+        assert_eq!(depths, [0, 0, 1, 1, 2, 6, DEPTHS - 1, DEPTHS - 1]);
+    }
+
+    #[test]
+    fn a_measurement_that_says_nothing_does_no_harm() {
+        let mut pace = Pace::new(Some(30_000_000));
+        for ns in [0, 1, u64::MAX, 5_000_000] {
+            pace.observe(3, &rows(&[]), ns);
+            pace.observe(3, &rows(&[(0, 5), (usize::MAX, 1)]), ns);
+            assert!(
+                pace.row_ns(0).is_finite() && pace.row_ns(0) >= UNKNOWN_ROW_NS && pace.prompt_ns(3) >= 0.0,
+                "{pace:?}"
+            );
+        }
     }
 }

@@ -6,6 +6,7 @@ use crate::kv::{KvCache, Sessions};
 use crate::observe::events::Notes;
 use crate::request::Time;
 use crate::schedule::Running;
+use crate::schedule::pace::{Pace, PromptRows};
 use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::waiting::Waiting;
 
@@ -16,6 +17,12 @@ pub struct Step<'a> {
     pub now: Time,
     /// Token rows that are still to be given.
     pub rows_left: usize,
+    /// How much longer prompts may make the step, in nanoseconds.
+    pub prompt_ns_left: f64,
+    /// Rows of prompts that were given.
+    pub prompt_rows: PromptRows,
+    /// What rows of prompts cost.
+    pub pace: &'a Pace,
     /// Most sequences that may run.
     pub max_num_seqs: usize,
     /// Who waits.
@@ -51,7 +58,8 @@ impl Step<'_> {
         let promised = if reading { self.promise(index) } else { 0 };
         let sequence = &self.running[index];
         let work = sequence.work(rows);
-        let end = sequence.computed + sequence.planned + rows;
+        let begin = sequence.computed + sequence.planned;
+        let end = begin + rows;
         if self.room(index, end) < end {
             return false;
         }
@@ -63,10 +71,20 @@ impl Step<'_> {
         self.rows_left -= rows;
         self.queue.users.charge(sequence.user, work);
         if reading {
+            self.prompt_rows.add(begin, rows);
+            self.prompt_ns_left -= rows as f64 * self.pace.row_ns(begin);
             self.half_read -= usize::from(sequence.planned == sequence.unread());
             self.promised = self.promised + self.promise(index) - promised;
         }
         true
+    }
+
+    /// Rows that a prompt may have in what is left of the step, after `context` tokens. The first prompt gets at least one, so
+    /// that prompts get on, if any may have some.
+    pub fn fitting(&self, context: usize) -> usize {
+        let within_target = (self.prompt_ns_left / self.pace.row_ns(context)) as usize;
+        let least = usize::from(self.prompt_rows.total() == 0 && self.prompt_ns_left > 0.0);
+        self.rows_left.min(within_target.max(least))
     }
 
     /// Tokens that a running sequence has room for. Pins are given up until there is room for as many as `wanted`.

@@ -248,7 +248,7 @@ fn recorded(outcome: &Outcome) -> EntryOutput {
 fn describe_rows(rows: Option<&Rows>) -> String {
     match rows {
         None => "nobody more in the step".into(),
-        Some(Rows { id, first, count }) => format!("positions {first} to {} of {id}", first + count),
+        Some(Rows { id, first, count }) => format!("positions {first} to {} of {id}", first.saturating_add(*count)),
     }
 }
 

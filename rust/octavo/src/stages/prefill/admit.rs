@@ -47,7 +47,7 @@ pub fn admit(step: &mut Step<'_>, rule: Rule) -> Option<QueueReason> {
         if step.running.len() >= step.max_num_seqs {
             return Some(QueueReason::Sequences);
         }
-        if step.rows_left == 0 {
+        if step.fitting(0) == 0 {
             return Some(QueueReason::Budget);
         }
         let head = step.queue.head(step.now)?;
@@ -86,7 +86,7 @@ fn overtake(step: &mut Step<'_>, head: RequestId, rule: Rule) -> bool {
     }
     let Some(first) = step.queue.get(head).filter(|first| first.overtaken < MOST_OVERTAKEN) else { return false };
     let priority = first.request.priority;
-    let is_short = |next: &&Sequence| next.request.priority == priority && next.known() <= step.rows_left;
+    let is_short = |next: &&Sequence| next.request.priority == priority && next.known() <= step.fitting(0);
     let behind = step.queue.iter().filter(|next| next.request.id != head).take(OVERTAKERS_SEEN).filter(is_short);
     let ready = behind.filter(|next| !next.waits(step.kv)).take(OVERTAKERS_TRIED);
     let short: Vec<RequestId> = ready.map(|next| next.request.id).collect();
@@ -140,7 +140,7 @@ fn resume(step: &mut Step<'_>, id: RequestId, session: SessionId, rule: Rule, sp
     if needed > spare {
         return Err((QueueReason::Blocks, needed - spare));
     }
-    if rule == Rule::Whole && sequence.known() - kept > step.rows_left {
+    if !fits(step, rule, kept, sequence.known()) {
         return Err((QueueReason::Budget, 0));
     }
     let (sequence, pin) = (step.queue.admit(id, step.now), step.sessions.resume(session, step.kv, step.now));
@@ -185,7 +185,8 @@ fn begin(step: &mut Step<'_>, id: RequestId, rule: Rule, spare: usize) -> Result
     if needed.max(1) > spare {
         return Err((QueueReason::Blocks, needed.max(1) - spare));
     }
-    if rule == Rule::Whole && sequence.known() - cached > step.rows_left {
+    let known = sequence.known();
+    if !fits(step, rule, cached, known) {
         return Err((QueueReason::Budget, 0));
     }
     let mut sequence = step.queue.admit(id, step.now).ok_or(NOBODY)?;
@@ -198,6 +199,11 @@ fn begin(step: &mut Step<'_>, id: RequestId, rule: Rule, spare: usize) -> Result
         |(group, from): (usize, &BlockId)| BlockCopy { from: from.0, to: sequence.table.blocks(group)[found.len].0 };
     step.copies.extend(tail.iter().enumerate().map(copy));
     Ok(())
+}
+
+/// Whether a sequence of `known` tokens can begin in what is left of the step, `cached` of them in its table.
+fn fits(step: &Step<'_>, rule: Rule, cached: usize, known: usize) -> bool {
+    step.fitting(cached) >= if rule == Rule::Whole { known - cached } else { 1 }
 }
 
 /// Among the running ones, with `cached` tokens in its table. It begins at once. Says where it is.
@@ -217,7 +223,7 @@ fn enter(step: &mut Step<'_>, mut sequence: Box<Sequence>, cached: usize) -> usi
     if reads {
         step.note_reader(index);
     }
-    read(step, index, step.rows_left);
+    read(step, index, usize::MAX);
     assert!(step.running[index].planned > 0, "whoever is admitted begins at once");
     index
 }

@@ -17,8 +17,8 @@ pub fn read_oldest(step: &mut Step<'_>) {
     }
     if let Some(oldest) = step.running.iter().position(|sequence| half_read(sequence)) {
         let others = step.half_read > 1 || step.somebody_may_join();
-        let share = if others { step.rows_left.div_ceil(2) } else { step.rows_left };
-        read(step, oldest, share);
+        let fitting = step.fitting(step.running[oldest].computed);
+        read(step, oldest, if others { fitting.div_ceil(2) } else { fitting });
     }
 }
 
@@ -28,7 +28,7 @@ pub fn read_on(step: &mut Step<'_>) {
     let mut readers = readers(step);
     readers.sort_by_key(|&(served, index)| (served, step.running[index].unread()));
     for (_, index) in readers {
-        read(step, index, step.rows_left);
+        read(step, index, usize::MAX);
     }
 }
 
@@ -64,7 +64,7 @@ pub fn readers(step: &Step<'_>) -> Vec<(Work, usize)> {
 pub fn read(step: &mut Step<'_>, index: usize, most: usize) {
     let sequence = &step.running[index];
     let end = sequence.computed + sequence.planned;
-    let wanted = (sequence.readable() - sequence.planned).min(most).min(step.rows_left);
+    let wanted = (sequence.readable() - sequence.planned).min(most).min(step.fitting(end));
     let rows = wanted.min(step.room(index, end + wanted) - end);
     if rows > 0 {
         assert!(step.plan(index, rows), "the room was measured");

@@ -6,14 +6,14 @@
 //! away; what somebody was served beyond the others is not forgiven by a short absence. So of two users who both have
 //! requests waiting all the time, neither gets more than the other by more than about the work of two requests.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Work, in 64ths of a token of a prompt.
 pub type Work = u64;
 
 /// A token of a prompt that is computed.
-const PROMPT_TOKEN: Work = 64;
+pub const PROMPT_TOKEN: Work = 64;
 /// A token that is generated. It costs more than one of a prompt: a step reads all weights for one row.
 const OUTPUT_TOKEN: Work = 2 * PROMPT_TOKEN;
 /// A block of the KV cache, held for a step: room that others do not have, and keys and values to read.
@@ -28,22 +28,30 @@ pub fn work(prompt_rows: usize, generates: bool, blocks: usize) -> Work {
     prompt_rows as Work * PROMPT_TOKEN + if generates { OUTPUT_TOKEN } else { 0 } + blocks as Work * BLOCK_STEP
 }
 
-/// Blocks that were held for a conversation between its turns, times the steps that took. Its user pays with the next turn;
-/// who never comes back keeps nothing from anybody, for such blocks go to whoever needs them.
-pub fn hold(block_steps: u64) -> Work {
-    block_steps * BLOCK_STEP
-}
-
-/// A user's place in [`Users`], while they have requests.
+/// A user's place in [`Users`], while they have requests, or blocks are held for their conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UserId(u32);
 
 #[derive(Debug)]
 struct User {
     name: Arc<str>,
+    /// Up to step `since`.
     served: Work,
+    since: u64,
     /// Requests that wait or run.
     living: usize,
+    /// Blocks that are held for conversations between their turns.
+    held: u64,
+}
+
+impl User {
+    fn served(&self, step: u64) -> Work {
+        self.served + (step - self.since) * self.held * BLOCK_STEP
+    }
+
+    fn settle(&mut self, step: u64) {
+        (self.served, self.since) = (self.served(step), step);
+    }
 }
 
 /// The counters of those who have requests, and of those who have had.
@@ -53,8 +61,10 @@ pub struct Users {
     by_name: HashMap<Arc<str>, UserId>,
     /// Places that nobody has.
     vacant: Vec<UserId>,
-    /// Users without requests.
+    /// Users without requests and blocks: their counters stand still.
     absent: BTreeSet<(Work, UserId)>,
+    /// Steps so far.
+    step: u64,
     /// The least that whoever waited had been served. It never falls, so who was served no more needs no counter.
     floor: Work,
 }
@@ -66,16 +76,35 @@ impl Users {
             Some(&id) => id,
             None => self.welcome(name.clone()),
         };
-        let user = &mut self.users[id.0 as usize];
-        user.living += 1;
-        if user.living == 1 {
-            self.absent.remove(&(user.served, id));
-        }
+        self.forget_absence(id);
+        self.users[id.0 as usize].living += 1;
         id
     }
 
+    /// A step is over: whatever is held was held for one more.
+    pub fn step(&mut self) {
+        self.step += 1;
+    }
+
+    /// So many more blocks are held for a user's conversations, or fewer.
+    pub fn hold(&mut self, id: UserId, blocks: i64) {
+        self.forget_absence(id);
+        let user = &mut self.users[id.0 as usize];
+        user.settle(self.step);
+        user.held = user.held.checked_add_signed(blocks).expect("no more is given back than was held");
+        self.note_absence(id);
+    }
+
+    fn forget_absence(&mut self, id: UserId) {
+        let user = &mut self.users[id.0 as usize];
+        if user.living == 0 && user.held == 0 {
+            self.absent.remove(&(user.served, id));
+        }
+        user.settle(self.step);
+    }
+
     fn welcome(&mut self, name: Arc<str>) -> UserId {
-        let user = User { name: name.clone(), served: 0, living: 0 };
+        let user = User { name: name.clone(), served: 0, since: self.step, living: 0, held: 0 };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.users[id.0 as usize] = user;
@@ -92,9 +121,14 @@ impl Users {
 
     /// One request less.
     pub fn leave(&mut self, id: UserId) {
+        self.users[id.0 as usize].living -= 1;
+        self.note_absence(id);
+    }
+
+    fn note_absence(&mut self, id: UserId) {
         let user = &mut self.users[id.0 as usize];
-        user.living -= 1;
-        if user.living > 0 {
+        user.settle(self.step);
+        if user.living > 0 || user.held > 0 {
             return;
         }
         self.absent.insert((user.served, id));
@@ -114,7 +148,7 @@ impl Users {
 
     /// How much a user has been served.
     pub fn served(&self, id: UserId) -> Work {
-        self.users[id.0 as usize].served
+        self.users[id.0 as usize].served(self.step)
     }
 
     /// The same in tokens of a prompt, if the user is known.
@@ -130,8 +164,9 @@ impl Users {
     /// A user who had nothing waiting comes to wait. `least`: what those who wait have been served at least.
     pub fn lift(&mut self, id: UserId, least: Option<Work>) {
         self.raise_floor(least.unwrap_or(0));
-        let served = &mut self.users[id.0 as usize].served;
-        *served = self.floor.max(*served);
+        let user = &mut self.users[id.0 as usize];
+        user.settle(self.step);
+        user.served = self.floor.max(user.served);
     }
 
     /// Nobody who comes to wait from now on counts as served less than this.
@@ -144,18 +179,23 @@ impl Users {
         self.by_name.len()
     }
 
-    /// Asserts that there is a counter for each user with requests, `living` of them in all, and a bounded number besides.
-    pub fn check(&self, living: usize) {
+    /// Asserts that there is a counter for each user with requests, `living` of them in all, or with blocks `held` between
+    /// turns, and a bounded number besides.
+    pub fn check(&self, living: usize, held: &BTreeMap<UserId, u64>) {
         assert_eq!(self.by_name.len() + self.vacant.len(), self.users.len(), "every place is somebody's or vacant");
         assert!(self.absent.len() <= MOST_ABSENT, "the absent are forgotten");
         let mut present = 0;
         for (name, &id) in &self.by_name {
             let user = &self.users[id.0 as usize];
             assert_eq!(*name, user.name, "a name leads to its user");
-            assert_eq!(self.absent.contains(&(user.served, id)), user.living == 0, "{name}: absent without requests");
+            let is_absent = user.living == 0 && user.held == 0;
+            assert_eq!(self.absent.contains(&(user.served, id)), is_absent, "{name}: absent with nothing here");
+            assert_eq!(user.held, held.get(&id).copied().unwrap_or(0), "{name}: what is held for it is counted");
             present += user.living;
         }
         assert_eq!(present, living, "every living request is some user's");
+        let holders = self.users.iter().filter(|user| user.held > 0).count();
+        assert_eq!(holders, held.len(), "nobody holds what is not there");
     }
 }
 
@@ -184,13 +224,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_held_counts_whether_anybody_comes_back_or_not() {
+        let mut users = Users::default();
+        let name: Arc<str> = "leaves".into();
+        let id = users.enter(&name);
+        users.hold(id, 6);
+        users.leave(id);
+        (0..10).for_each(|_| users.step());
+        assert_eq!(users.served(id), 60, "while nobody is there");
+        users.raise_floor(1000);
+        users.hold(id, -2);
+        (0..5).for_each(|_| users.step());
+        assert_eq!([users.served(id), users.counters() as u64], [80, 1], "kept while it holds anything");
+        users.check(0, &BTreeMap::from([(id, 4)]));
+        users.hold(id, -4);
+        users.check(0, &BTreeMap::new());
+        assert_eq!(users.counters(), 0);
+    }
+
+    #[test]
     fn the_absent_are_bounded_in_number() {
         let mut users = Users::default();
         for index in 0..3 * MOST_ABSENT {
             let id = users.enter(&format!("user {index}").into());
             users.charge(id, 1 + index as Work);
             users.leave(id);
-            users.check(0);
+            users.check(0, &BTreeMap::new());
             assert!(users.counters() <= MOST_ABSENT && users.users.len() <= MOST_ABSENT + 1);
         }
         let id = users.enter(&format!("user {}", 3 * MOST_ABSENT - 1).into());

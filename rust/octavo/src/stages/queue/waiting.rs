@@ -5,7 +5,7 @@
 //! * **In a line** they stand by the time they came, a level of priority counting as [`AGEING_NS`] earlier: a request is
 //!   passed by one with `d` levels more only if that comes within `d` times as long.
 //! * **Between lines** the one whose first has the highest priority has its turn; of equal ones those who lost their blocks,
-//!   then the user who has been served least (see [`users`](super::users)).
+//!   then the user who has been served least (see [`users`](super::users)), to within [`ALIKE`].
 //! * **A line ages:** for every `AGEING_NS` since its last turn its first counts as one level higher, and a line that so is
 //!   above all others goes before them, whatever its user was served.
 //!
@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::users::{UserId, Users, Work};
+use super::users::{self, UserId, Users, Work};
 use crate::observe::meter::QueueClock;
 use crate::request::{RequestId, Time};
 use crate::sequence::Sequence;
@@ -60,8 +60,12 @@ struct Line {
     rank: Option<Rank>,
 }
 
-/// How a line stands to the others. Of a user whom it has been served since, `served` is what it was: it is read again when
-/// the line comes first.
+/// Users who were served alike but for so much go by name: whoever is served in every step need not be ranked in every step.
+/// Sixty-four tokens of a prompt.
+const ALIKE: Work = 64 * users::PROMPT_TOKEN;
+
+/// How a line stands to the others. Of a user who has been served since, `served` is what it was: it is read again when the
+/// line comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rank {
     priority: Reverse<i32>,
@@ -196,7 +200,7 @@ impl Waiting {
     }
 
     fn served(&self, line: LineId) -> Work {
-        if let LineId::Of(user) = line { self.users.served(user) } else { 0 }
+        if let LineId::Of(user) = line { self.users.served(user) / ALIKE * ALIKE } else { 0 }
     }
 
     /// The user has been served since the line was ranked.
@@ -208,26 +212,22 @@ impl Waiting {
     fn rank(&mut self, id: LineId) {
         let served = self.served(id);
         let Some(line) = self.lines.get_mut(&id) else { return };
-        if let Some(old) = line.rank.take() {
-            self.by_share.remove(&(old.priority, old.served, id));
-            self.by_service.remove(&(old.served, id));
-            self.by_age.remove(&(old.age, id));
-        }
         let head = line.turns.values().next().and_then(|first| self.sequences.get(first));
-        let Some(head) = head else {
+        let new = head.map(|head| {
+            let priority = head.request.priority;
+            Rank { priority: Reverse(priority), served, age: moved(line.since, priority) }
+        });
+        let old = std::mem::replace(&mut line.rank, new);
+        let share = |rank: Rank| (rank.priority, rank.served, id);
+        replace(&mut self.by_share, old.map(share), new.map(share));
+        replace(&mut self.by_age, old.map(|rank| (rank.age, id)), new.map(|rank| (rank.age, id)));
+        let service = |rank: Rank| (id != LineId::Resuming).then_some((rank.served, id));
+        replace(&mut self.by_service, old.and_then(service), new.and_then(service));
+        if new.is_none() {
             self.lines.remove(&id);
             if self.by_service.is_empty() {
                 self.users.raise_floor(served);
             }
-            return;
-        };
-        let priority = head.request.priority;
-        let rank = Rank { priority: Reverse(priority), served, age: moved(line.since, priority) };
-        line.rank = Some(rank);
-        self.by_share.insert((rank.priority, served, id));
-        self.by_age.insert((rank.age, id));
-        if id != LineId::Resuming {
-            self.by_service.insert((served, id));
         }
     }
 
@@ -252,6 +252,14 @@ impl Waiting {
         assert_eq!(places, self.len(), "everybody stands in one line");
         assert_eq!([self.by_share.len(), self.by_age.len()], [self.lines.len(); 2]);
         assert_eq!(self.tokens, self.sequences.values().map(|sequence| sequence.known()).sum::<usize>());
+    }
+}
+
+/// Takes one entry of an index for another.
+fn replace<T: Ord>(index: &mut BTreeSet<T>, old: Option<T>, new: Option<T>) {
+    if old != new {
+        old.map(|old| index.remove(&old));
+        index.extend(new);
     }
 }
 
