@@ -42,7 +42,7 @@ mod _octavo {
     #[pymodule_export]
     use crate::session::{CacheExplanation, SessionEvent, SessionHandle, SessionReport};
     #[pymodule_export]
-    use crate::ticket::Ticket;
+    use crate::ticket::{Chunks, Ticket};
     #[pymodule_export]
     use crate::tokenizer::{Encoding, Tokenizer};
     #[pymodule_export]

@@ -191,6 +191,11 @@ impl Tokenizer {
         bytes
     }
 
+    /// Asks the memory for what decoding a token looks up.
+    pub(crate) fn prefetch(&self, id: u32) {
+        self.vocabulary.prefetch(id);
+    }
+
     /// The bytes a token stands for.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.vocabulary.piece(id)

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use octavo_kernels::prefetch::prefetch;
+
 /// What a token is. GGUF has numbers for these; a Hugging Face folder says it in other words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -89,6 +91,14 @@ impl Vocabulary {
     pub fn name(&self, id: u32) -> Option<&str> {
         // Names come from `str`s.
         self.contains(id).then(|| std::str::from_utf8(self.names.get(id)).unwrap_or_default())
+    }
+
+    /// Asks the memory for a token's kind and bytes.
+    pub fn prefetch(&self, id: u32) {
+        if self.contains(id) {
+            prefetch(&self.kinds[id as usize]);
+            prefetch(self.pieces.get(id));
+        }
     }
 
     /// The bytes it stands for.
