@@ -23,6 +23,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _octavo {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::anatomy::{Anatomy, Preemption};
     #[pymodule_export]
@@ -49,6 +51,11 @@ mod _octavo {
     use crate::waker::Waker;
     #[pymodule_export]
     use crate::watch::{Event, Events, Recording, Replay, replay};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::home::count_forks(module.py())
+    }
 
     /// The version of the package.
     #[pymodule_export]

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use octavo_kernels::prefetch::prefetch;
+use octavo_kernels::prefetch::{prefetch, prefetch_end};
 
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, TokenLogprobs};
@@ -111,12 +111,17 @@ impl Mailbox {
         self.every_token
     }
 
-    /// Asks the memory for a choice.
-    pub(super) fn prefetch(&self, index: usize) {
+    /// Asks the memory for a choice, or for where it goes on.
+    pub(super) fn prefetch(&self, index: usize, ends: bool) {
         if let Ok(state) = self.state.try_lock()
             && let Some(choice) = state.choices.get(index)
         {
-            prefetch(choice);
+            if ends {
+                prefetch_end(choice.text.as_bytes());
+                prefetch_end(&choice.token_ids);
+            } else {
+                prefetch(choice);
+            }
         }
     }
 

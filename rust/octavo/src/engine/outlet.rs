@@ -79,7 +79,8 @@ impl Outlet {
         }
     }
 
-    /// Asks the memory for what passing `token_id` on touches: the outlet itself, what it points to, what that does.
+    /// Asks the memory for what passing `token_id` on touches: the outlet itself, what it points to, what that does, and so
+    /// on. To be called for all before it is called for any at the next of [`Outlet::DEPTHS`].
     pub fn prefetch(&self, token_id: u32, depth: usize) {
         match depth {
             0 => prefetch(self),
@@ -87,11 +88,18 @@ impl Outlet {
                 prefetch(&*self.mailbox);
                 prefetch(&*self.params);
                 prefetch(&*self.end_token_ids);
-                self.text.prefetch(token_id);
+                self.text.prefetch(token_id, false);
             }
-            _ => self.mailbox.prefetch(self.index),
+            2 => {
+                self.mailbox.prefetch(self.index, false);
+                self.text.prefetch(token_id, true);
+            }
+            _ => self.mailbox.prefetch(self.index, true),
         }
     }
+
+    /// How far it is from an outlet to what a token changes.
+    pub const DEPTHS: std::ops::Range<usize> = 0..4;
 
     /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.
     pub fn push(&mut self, drawn: Drawn) -> Option<String> {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
 use super::mailbox::Wake;
-use super::outlet::Outlets;
+use super::outlet::{Outlet, Outlets};
 use super::shared::{CLOSED, EngineStats, Message, Shared, StepTime};
 use crate::execute::Executor;
 use crate::observe::readers::Readers;
@@ -245,7 +245,7 @@ impl Runner {
 
     /// As for the scheduler's sequences: what the step's tokens go through has left the caches since the last.
     fn prefetch_outlets(&self) {
-        for depth in 0..3 {
+        for depth in Outlet::DEPTHS {
             for (id, token_id) in self.scheduler.next_tokens() {
                 if let Some(outlet) = self.outlets.get(&id) {
                     outlet.prefetch(token_id, depth);

@@ -20,9 +20,9 @@ impl Detokenizer {
         Self { tokenizer, skip_special, strip, pending: Vec::new() }
     }
 
-    /// Asks the memory for a token's piece.
-    pub fn prefetch(&self, id: u32) {
-        self.tokenizer.prefetch(id);
+    /// Asks the memory for where a token's `bytes` are, or for these.
+    pub fn prefetch(&self, id: u32, bytes: bool) {
+        self.tokenizer.prefetch(id, bytes);
     }
 
     /// Takes a token; gives the text that it settles.

@@ -71,9 +71,9 @@ impl TextStream {
         }
     }
 
-    /// Asks the memory for what taking this token touches.
-    pub fn prefetch(&self, id: u32) {
-        self.detokenizer.prefetch(id);
+    /// Asks the memory for what taking this token touches: where its `bytes` are, or these.
+    pub fn prefetch(&self, id: u32, bytes: bool) {
+        self.detokenizer.prefetch(id, bytes);
     }
 
     /// Takes the next token. Without `may_stop` a stop string that it completes is text like any other.

@@ -191,9 +191,9 @@ impl Tokenizer {
         bytes
     }
 
-    /// Asks the memory for what decoding a token looks up.
-    pub(crate) fn prefetch(&self, id: u32) {
-        self.vocabulary.prefetch(id);
+    /// Asks the memory for what decoding a token looks up: where its `bytes` are, or these.
+    pub(crate) fn prefetch(&self, id: u32, bytes: bool) {
+        self.vocabulary.prefetch(id, bytes);
     }
 
     /// The bytes a token stands for.

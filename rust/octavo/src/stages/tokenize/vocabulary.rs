@@ -93,11 +93,15 @@ impl Vocabulary {
         self.contains(id).then(|| std::str::from_utf8(self.names.get(id)).unwrap_or_default())
     }
 
-    /// Asks the memory for a token's kind and bytes.
-    pub fn prefetch(&self, id: u32) {
-        if self.contains(id) {
-            prefetch(&self.kinds[id as usize]);
-            prefetch(self.pieces.get(id));
+    /// Asks the memory for what a token is and where its `bytes` are, or for these.
+    pub fn prefetch(&self, id: u32, bytes: bool) {
+        match (self.contains(id), bytes) {
+            (false, _) => {}
+            (true, true) => prefetch(self.pieces.get(id)),
+            (true, false) => {
+                prefetch(&self.kinds[id as usize]);
+                prefetch(&self.pieces.ends[(id as usize).saturating_sub(1)..=id as usize]);
+            }
         }
     }
 
