@@ -1,7 +1,7 @@
 //! A model over a backend, in this process.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use octavo_kernels::Backend;
 
@@ -9,12 +9,15 @@ use super::{Batch, Draw, Drawn, Entry, EntryOutput, Executor, LogitRows, StepOut
 use crate::grammar::{Guide, Next};
 use crate::model::Decoder;
 use crate::model::decoder::LOGIT_ROWS;
-use crate::sample::{Sampler, check_numbers, logprobs, takes_largest};
+use crate::sample::{Sampler, takes_largest};
 
 /// Runs batches through a decoder, and draws.
 pub struct LocalExecutor<B: Backend> {
     decoder: Decoder<B>,
-    sampler: Sampler,
+    /// One for each thread that looks at logits.
+    samplers: Vec<Mutex<Sampler>>,
+    /// What was found in each row of the logits at hand.
+    found: Vec<Mutex<EntryOutput>>,
     /// Rows of the batch at hand that need logits.
     head_rows: Vec<HeadRow>,
     /// Results of launched batches, oldest first.
@@ -37,8 +40,15 @@ struct HeadRow {
 impl<B: Backend> LocalExecutor<B> {
     /// Over `decoder`.
     pub fn new(decoder: Decoder<B>) -> Self {
-        let sampler = Sampler::new(decoder.spec().vocab_size);
-        Self { decoder, sampler, head_rows: Vec::new(), done: VecDeque::new() }
+        let vocab = decoder.spec().vocab_size;
+        let threads = 0..decoder.backend().threads();
+        Self {
+            samplers: threads.map(|_| Mutex::new(Sampler::new(vocab))).collect(),
+            found: (0..LOGIT_ROWS).map(|_| Mutex::default()).collect(),
+            decoder,
+            head_rows: Vec::new(),
+            done: VecDeque::new(),
+        }
     }
 
     /// What it runs.
@@ -53,7 +63,6 @@ impl<B: Backend> LocalExecutor<B> {
         self.decoder.forward(&batch.input());
         find_head_rows(batch, &mut self.head_rows);
         let mut output = StepOutput { entries: vec![EntryOutput::default(); batch.entries.len()] };
-        let vocab = self.decoder.spec().vocab_size;
         for slice in self.head_rows.chunks(LOGIT_ROWS) {
             let mut rows = [0; LOGIT_ROWS];
             for (row, head_row) in rows.iter_mut().zip(slice) {
@@ -63,13 +72,15 @@ impl<B: Backend> LocalExecutor<B> {
             if slice.iter().all(|row| row.greedy) && Self::draw_there(&mut self.decoder, slice, &mut output) {
                 continue;
             }
-            let logits = self.decoder.logits(slice.len());
-            // Serial: a draw costs tens of microseconds, so with many sequences this is the place for threads. Rows are
-            // independent, so the order in which they are drawn changes nothing.
-            for (head_row, logits) in slice.iter().zip(logits.chunks_exact(vocab)) {
-                let entry = &batch.entries[head_row.entry];
-                let last = head_row.index + 1 == batch.segments[head_row.entry].rows;
-                finish_row(&mut self.sampler, entry, head_row.index, last, logits, &mut output.entries[head_row.entry]);
+            // Rows are independent, so whoever looks at them in whichever order finds the same.
+            let (samplers, found) = (&self.samplers, &self.found);
+            self.decoder.look(slice.len(), &|index, logits| {
+                let HeadRow { entry, index: row, .. } = slice[index];
+                let last = row + 1 == batch.segments[entry].rows;
+                *held(&found[index]) = look(&mut free(samplers), &batch.entries[entry], row, last, logits);
+            });
+            for (head_row, found) in slice.iter().zip(found) {
+                take_in(&mut output.entries[head_row.entry], std::mem::take(&mut *held(found)));
             }
         }
         output
@@ -116,36 +127,51 @@ fn needs_logits(entry: &Entry, index: usize, last: bool) -> bool {
     wanted || (last && entry.draw.is_some()) || (entry.prompt_logprobs.is_some() && index < entry.prompt_next.len())
 }
 
-/// Takes from the logits of an entry's row what the entry wants of it.
-fn finish_row(
-    sampler: &mut Sampler,
-    entry: &Entry,
-    index: usize,
-    last: bool,
-    logits: &[f32],
-    output: &mut EntryOutput,
-) {
+/// A sampler that nobody uses. There is one for every thread.
+fn free(samplers: &[Mutex<Sampler>]) -> MutexGuard<'_, Sampler> {
+    samplers.iter().find_map(|sampler| sampler.try_lock().ok()).unwrap_or_else(|| held(&samplers[0]))
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an entry wants of the logits of one of its rows.
+fn look(sampler: &mut Sampler, entry: &Entry, index: usize, last: bool, logits: &[f32]) -> EntryOutput {
+    let mut output = EntryOutput::default();
     let gives_logits = entry.logits == LogitRows::All || (entry.logits == LogitRows::Last && last);
     let gives_logprobs = entry.prompt_logprobs.zip(entry.prompt_next.get(index));
     // A failure is this entry's alone. A draw looks for itself: twice over a vocabulary would be felt at every token.
     if (gives_logits || gives_logprobs.is_some())
-        && let Err(why) = check_numbers(logits)
+        && let Err(why) = sampler.check(logits)
     {
         output.drawn = Some(Err(why));
-        return;
+        return output;
     }
     if gives_logits {
-        output.logits.extend_from_slice(logits);
+        output.logits = logits.to_vec();
     }
     if let Some((alternatives, &next)) = gives_logprobs {
-        output.prompt_logprobs.push(logprobs::of(logits, next, alternatives));
+        output.prompt_logprobs.push(sampler.logprobs(logits, next, alternatives));
     }
-    if let Some(draw) = entry.draw.as_ref().filter(|_| last && output.drawn.is_none()) {
+    if let Some(draw) = entry.draw.as_ref().filter(|_| last) {
         match &entry.guide {
             None => output.drawn = Some(sampler.draw(logits, draw, None)),
-            Some(guide) => draw_guided(sampler, guide, draw, logits, output),
+            Some(guide) => draw_guided(sampler, guide, draw, logits, &mut output),
         }
     }
+    output
+}
+
+/// Adds what was found in the next row of an entry. A failure stays.
+fn take_in(output: &mut EntryOutput, row: EntryOutput) {
+    if !matches!(output.drawn, Some(Err(_))) {
+        output.drawn = row.drawn;
+        output.complete = row.complete;
+    }
+    output.prompt_logprobs.extend(row.prompt_logprobs);
+    // The usual answer is one row, which need not be copied.
+    if output.logits.is_empty() { output.logits = row.logits } else { output.logits.extend(row.logits) }
 }
 
 /// A draw from what a grammar allows. The next mask is computed from here on, while other rows are drawn and other work is

@@ -173,6 +173,11 @@ impl<B: Backend> Decoder<B> {
         self.backend.read(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
     }
 
+    /// Shows `look` each of them, see [`Backend::look`].
+    pub fn look(&mut self, rows: usize, look: &(dyn Fn(usize, &[f32]) + Sync)) {
+        self.backend.look(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size, look);
+    }
+
     /// The index of the largest of each of them, see [`Backend::largest`].
     pub fn largest(&mut self, rows: usize) -> Option<&[u32]> {
         self.backend.largest(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)

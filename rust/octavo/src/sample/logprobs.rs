@@ -5,12 +5,16 @@ use crate::request::TokenLogprobs;
 
 /// The natural log-probability of `token`, its rank (1 + how many logits are larger; equals share a rank) and the `k`
 /// best tokens, best first, equal ones by the smaller id (fewer than `k` if fewer have a probability at all).
+#[inline(always)]
 pub fn of(logits: &[f32], token: u32, k: usize) -> TokenLogprobs {
-    let max = select::max(logits);
+    let max = select::scan(logits).max;
     let ln_total = softmax::ln(softmax::sum_of_weights(logits, max));
     let logprob = |logit: f32| ((f64::from(logit) - f64::from(max)) - ln_total) as f32;
     let chosen = logits[token as usize];
-    let likelier: u32 = logits.iter().map(|&logit| u32::from(logit > chosen)).sum();
+    let mut likelier = 0u32;
+    for &logit in logits {
+        likelier += u32::from(logit > chosen);
+    }
     let mut keys = Vec::new();
     select::top(logits, k, &mut keys);
     keys.sort_unstable_by(|a, b| b.cmp(a));
