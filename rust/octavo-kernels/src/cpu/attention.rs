@@ -249,7 +249,7 @@ struct Local {
 }
 
 fn run<E: Element>(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, job: Job<'_, E>) {
-    let (threads, mut begin) = (pool.threads(), 0);
+    let mut begin = 0;
     while begin < scratch.tasks.len() {
         let len = scratch.begin_wave(begin);
         let Scratch { items, tasks, long_items, running, states, .. } = &mut *scratch;
@@ -261,7 +261,6 @@ fn run<E: Element>(isa: Isa, pool: &mut Pool, scratch: &mut Scratch, job: Job<'_
             long_items,
             running: SharedSlice::new(running),
             states: SharedSlice::new(states),
-            threads,
         };
         pool.run(len, &|i| LOCAL.with_borrow_mut(|local| wave.run_task(i, local)));
         begin += len;
@@ -277,15 +276,14 @@ struct Wave<'a, E> {
     long_items: &'a [LongItem],
     running: SharedSlice<'a, f32>,
     states: SharedSlice<'a, f32>,
-    threads: usize,
 }
 
 impl<E: Element> Wave<'_, E> {
     fn run_task(&self, number: usize, local: &mut Local) {
         let (task, head_dim) = (&self.tasks[number], self.job.heads.head_dim);
         local.queries.resize(ITEM_QUERIES * head_dim, 0.0);
-        // Threads take tasks in order, so this one's next is likely that; its keys can be on their way.
-        let next = self.tasks.get(number + self.threads).map(|next| (&self.items[next.item], next.split));
+        // A thread's tasks lie side by side, so this one's next is likely that; its keys can be on their way.
+        let next = self.tasks.get(number + 1).map(|next| (&self.items[next.item], next.split));
         match task.long {
             None => self.whole_item(&self.items[task.item], next, local),
             Some(long) => self.one_split(number, long, next, local),
