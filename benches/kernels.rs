@@ -418,6 +418,13 @@ fn main() {
         line(&bench, cpu, &Attention { sequences: 32, rows: 1, context: 1024, heads, dtype });
         line(&bench, cpu, &Attention { sequences: 1, rows: 256, context: 2048, heads, dtype });
     }
+    // A small model: a chunk of a prompt, a little after a long prefix, and a token.
+    let heads = Heads { query: 9, kv: 3, head_dim: 64 };
+    for dtype in [CacheDtype::Bf16, CacheDtype::F32] {
+        for (rows, context) in [(256, 2048), (16, 528), (1, 2048)] {
+            line(&bench, cpu, &Attention { sequences: 1, rows, context, heads, dtype });
+        }
+    }
     for rows in [1, 64] {
         line(&bench, cpu, &Rows { kind: Kind::Norm, rows, width: 2048 });
         line(&bench, cpu, &Rows { kind: Kind::Gated, rows, width: 8192 });

@@ -56,8 +56,9 @@ class LLM:
             converted to ones that hold the same values, with a :class:`UserWarning`); ``"f32"``, ``"bf16"`` or
             ``"f16"``: decoded and rounded to the nearest; ``"q8_0"``: quantised, except matrices whose rows are no
             multiple of 32. Norms and biases are always float32.
-        kv_cache_dtype: ``"f32"``, ``"f16"``, ``"bf16"``, or ``"auto"``: f16 if weights are run quantised, else f32; on
-            a GPU f16 if they are run quantised or as f16, else bf16.
+        kv_cache_dtype: ``"f32"``, ``"f16"``, ``"bf16"``, or ``"auto"``: f32, but if weights are run quantised bf16 on a
+            processor that multiplies it quickly (AVX512_BF16) and f16 on others; on a GPU f16 if they are run
+            quantised or as f16, else bf16.
         kv_cache_bytes: Bytes for the KV cache, as an int or like ``"2GiB"``; ``None``: sized from free memory.
         block_size: Positions in a block of the KV cache; a multiple of 16.
         max_model_len: Longest prompt and answer together; ``None``: what the model was made for.

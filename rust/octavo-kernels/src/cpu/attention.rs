@@ -13,6 +13,10 @@
 //! What a query's output is made of never depends on its neighbours: positions have fixed lanes, a score is one chain of
 //! fused multiply-adds over the head's components, an output component one chain over a split's visible positions, and
 //! masked positions add exact zeros or nothing.
+//!
+//! Over a bfloat16 cache queries and weights are bfloat16 too, and a link of a chain is a pair of products, which some
+//! processors do in one instruction. Sums, scores and exponentials stay f32. Weights are summed as they are rounded, so
+//! what they weigh is still an average.
 
 mod split; // one split of one item
 

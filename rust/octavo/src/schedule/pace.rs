@@ -11,7 +11,7 @@
 const NEWEST: f64 = 0.25;
 /// Rows of a prompt beside decoding sequences while nothing is known about their cost.
 const FIRST_ROWS: usize = 32;
-/// After so many steps with prompts comes one without, so that what decoding takes is known however busy it is: a
+/// After so many steps with prompts that are near the target comes one without, so that what decoding takes is known however busy it is: a
 /// sixty-fourth of the time at most, for such a step takes half of the others.
 const MOST_MIXED: u32 = 32;
 /// Up to so many tokens before it, a row costs about the same.
@@ -46,7 +46,7 @@ pub struct Pace {
     target: Option<f64>,
     /// A step that only decodes.
     decoding: Option<f64>,
-    /// Steps since the last of those.
+    /// Steps near the target since the last of those.
     mixed: u32,
     /// What a row adds at each depth.
     row: [Option<f64>; DEPTHS],
@@ -112,7 +112,9 @@ impl Pace {
             self.mixed = 0;
             return;
         }
-        self.mixed = if decoding > 0 { self.mixed.saturating_add(1) } else { 0 };
+        // Far from the target it matters little.
+        let is_close = self.target.is_some_and(|target| ns > target / 2.0);
+        self.mixed = self.mixed.saturating_add(u32::from(decoding > 0 && is_close));
         let alone = if decoding > 0 { self.decoding.unwrap_or(0.0) } else { 0.0 };
         let added = (ns - alone).max(0.1 * ns);
         let forget = 1.0 - NEWEST;
