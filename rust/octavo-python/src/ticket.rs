@@ -173,7 +173,7 @@ impl Chunks {
         chunks
     }
 
-    /// After the last chunk `_ended` of the class that extends this one is asked, which may raise.
+    /// After the last chunk `_ended` is called, which is of the class that extends this one and may raise.
     fn __next__(chunks: &Bound<'_, Self>) -> PyResult<Option<Chunk>> {
         let py = chunks.py();
         let ticket = chunks.get().0.get();

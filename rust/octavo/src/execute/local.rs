@@ -14,8 +14,8 @@ use crate::sample::{Sampler, takes_largest};
 /// Runs batches through a decoder, and draws.
 pub struct LocalExecutor<B: Backend> {
     decoder: Decoder<B>,
-    /// One for each thread that looks at logits.
-    samplers: Vec<Mutex<Sampler>>,
+    /// Those that nobody uses; as many as look at logits at once, when none does.
+    samplers: Mutex<Vec<Sampler>>,
     /// What was found in each row of the logits at hand.
     found: Vec<Mutex<EntryOutput>>,
     /// Rows of the batch at hand that need logits.
@@ -41,9 +41,9 @@ impl<B: Backend> LocalExecutor<B> {
     /// Over `decoder`.
     pub fn new(decoder: Decoder<B>) -> Self {
         let vocab = decoder.spec().vocab_size;
-        let threads = 0..decoder.backend().threads();
+        let at_once = decoder.backend().threads().min(LOGIT_ROWS);
         Self {
-            samplers: threads.map(|_| Mutex::new(Sampler::new(vocab))).collect(),
+            samplers: Mutex::new((0..at_once).map(|_| Sampler::new(vocab)).collect()),
             found: (0..LOGIT_ROWS).map(|_| Mutex::default()).collect(),
             decoder,
             head_rows: Vec::new(),
@@ -77,7 +77,11 @@ impl<B: Backend> LocalExecutor<B> {
             self.decoder.look(slice.len(), &|index, logits| {
                 let HeadRow { entry, index: row, .. } = slice[index];
                 let last = row + 1 == batch.segments[entry].rows;
-                *held(&found[index]) = look(&mut free(samplers), &batch.entries[entry], row, last, logits);
+                let unused = held(samplers).pop();
+                let mut sampler = unused.unwrap_or_else(|| Sampler::new(logits.len()));
+                let seen = look(&mut sampler, &batch.entries[entry], row, last, logits);
+                held(samplers).push(sampler);
+                *held(&found[index]) = seen;
             });
             for (head_row, found) in slice.iter().zip(found) {
                 take_in(&mut output.entries[head_row.entry], std::mem::take(&mut *held(found)));
@@ -125,11 +129,6 @@ fn needs_logits(entry: &Entry, index: usize, last: bool) -> bool {
         LogitRows::None => false,
     };
     wanted || (last && entry.draw.is_some()) || (entry.prompt_logprobs.is_some() && index < entry.prompt_next.len())
-}
-
-/// A sampler that nobody uses. There is one for every thread.
-fn free(samplers: &[Mutex<Sampler>]) -> MutexGuard<'_, Sampler> {
-    samplers.iter().find_map(|sampler| sampler.try_lock().ok()).unwrap_or_else(|| held(&samplers[0]))
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

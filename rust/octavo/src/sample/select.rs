@@ -58,10 +58,9 @@ fn scan_block(values: &[f32]) -> (f32, bool) {
     let mut largest = [f32::NEG_INFINITY; LANES];
     let mut wrong = [0u32; LANES];
     for chunk in chunks {
-        for lane in 0..LANES {
-            let value = chunk[lane];
-            largest[lane] = larger(largest[lane], value);
-            wrong[lane] |= u32::from(!is_logit(value));
+        for ((largest, wrong), &value) in largest.iter_mut().zip(&mut wrong).zip(chunk) {
+            *largest = larger(*largest, value);
+            *wrong |= u32::from(!is_logit(value));
         }
     }
     let mut max = f32::NEG_INFINITY;
