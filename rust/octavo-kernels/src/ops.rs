@@ -10,6 +10,7 @@
 //! additions per output element. Attention walks a sequence's cached positions in one fixed order, in splits of
 //! [`KV_SPLIT`] positions counted from the sequence's start.
 
+use crate::draw::{DrawnRow, RowDraw};
 use crate::{DType, Result};
 
 /// Attention accumulates over runs of this many positions and then merges the runs in order. Counted from position 0 of
@@ -266,13 +267,14 @@ pub trait Backend: Send + 'static {
     fn begin(&mut self, input: &StepInput<'_>);
 
     /// Begins a step and does its `operations`, which are told how many rows there are: those of `input`, and maybe some
-    /// more that belong to nobody. They are the same ones on the same buffers in every step and read nothing, so a backend
-    /// may record them, and repeat what it has recorded.
-    fn run(&mut self, input: &StepInput<'_>, operations: impl FnOnce(&mut Self, usize))
+    /// more that belong to nobody. They are the same ones on the same buffers in every step with or without `draws`, of which
+    /// there are none or one for each row, and read nothing, so a backend may record them, and repeat what it has recorded.
+    fn run(&mut self, input: &StepInput<'_>, draws: &[RowDraw<'_>], operations: impl FnOnce(&mut Self, usize))
     where
         Self: Sized,
     {
         self.begin(input);
+        self.set_draws(draws);
         operations(self, input.ids.len());
     }
 
@@ -389,10 +391,26 @@ pub trait Backend: Send + 'static {
     /// `x = soft_cap ? cap · tanh(x · scale / cap) : x · scale`, in place, over `(rows, width)`.
     fn scale_and_cap(&mut self, x: &mut Self::Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize);
 
-    /// The index of the largest value of every row of `(rows, width)`, the smallest one among equals; `u32::MAX` for a row
-    /// that holds NaN or +∞, or nothing but −∞. `None`: the values are on the host already, where they can be looked at.
-    fn largest<'a>(&'a mut self, _x: &'a Self::Buffer, _rows: usize, _width: usize) -> Option<&'a [u32]> {
-        None
+    /// Takes what drawing tokens where the logits are needs, from up to `rows` rows of `vocab` logits at once. `false`: they
+    /// are on the host, and so are draws. Then there is nothing of what follows.
+    fn draws(&mut self, _vocab: usize, _rows: usize) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Whether there is room for what changes a row's logits.
+    fn draws_from(&self, _draw: &RowDraw<'_>) -> bool {
+        false
+    }
+
+    /// How tokens are drawn next, in the step that has begun.
+    fn set_draws(&mut self, _draws: &[RowDraw<'_>]) {}
+
+    /// Draws a token from each of `rows` rows of logits, as the draws from number `first` on say.
+    fn draw(&mut self, _logits: &Self::Buffer, _first: usize, _rows: usize) {}
+
+    /// What became of the first `rows` draws. Waits for the device.
+    fn drawn(&mut self, _rows: usize) -> &[DrawnRow] {
+        &[]
     }
 
     /// The first `rows · width` values on the host. Waits for the device.

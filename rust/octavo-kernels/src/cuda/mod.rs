@@ -12,6 +12,7 @@ pub mod device; // memory that gives itself back, launches
 pub mod shim; // the calls on the CPU
 pub mod backend; // trait Backend: one launch per operation
 
+mod draws; // tokens drawn on the device
 mod graphs; // decode steps, recorded
 mod image; // compiled kernels
 mod linear; // which kernel makes a product
