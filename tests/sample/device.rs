@@ -77,7 +77,8 @@ fn drawn(backend: &mut CudaBackend, rows: &[Row], vocab: usize) -> Vec<Result<Dr
         backend.set_draws(&draws);
         backend.draw(&logits, first, ids.len());
     }
-    let drawn = backend.drawn(rows.len()).iter().cloned().map(sample::drawn).collect();
+    backend.send_drawn(rows.len());
+    let drawn = backend.drawn().iter().cloned().map(sample::drawn).collect();
     assert_eq!(backend.failure(), None);
     drawn
 }

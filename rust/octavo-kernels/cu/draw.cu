@@ -27,7 +27,7 @@ KERNEL(draw, 1024, global<u32> drawn, global<const float> x, global<const float>
     best.meet_in_block(values, indices);
     bool none = bad.index != NONE || best.value == -INFINITY;
     if (threadIdx.x == 0) {
-        out[BAD_INDEX] = bad.index;
+        out[BAD] = bad.index + 1; // NONE + 1 is 0
         out[BAD_LOGIT] = bad.index != NONE ? __float_as_uint(raw[bad.index]) : 0;
         out[TOKEN] = none ? NONE : best.index;
     }

@@ -24,7 +24,7 @@ enum {
 // Of a row: what became of it.
 enum {
     TOKEN,     // NONE: none
-    BAD_INDEX, // the first logit that is none, or NONE
+    BAD,       // 0, or 1 more than the index of the first logit that is none
     BAD_LOGIT, // what it is
     RANK,      // from here on, only where log-probabilities are wanted
     BEST_LOGIT,

@@ -10,6 +10,8 @@
 //! additions per output element. Attention walks a sequence's cached positions in one fixed order, in splits of
 //! [`KV_SPLIT`] positions counted from the sequence's start.
 
+use std::ops::Range;
+
 use crate::draw::{DrawnRow, RowDraw};
 use crate::{DType, Result};
 
@@ -66,7 +68,7 @@ pub struct Segment {
 /// for each group, one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
-    /// Token id of every row.
+    /// Token id of every row, see also [`StepInput::DRAWN`].
     pub ids: &'a [u32],
     /// Position of every row in its own sequence.
     pub positions: &'a [u32],
@@ -81,6 +83,9 @@ pub struct StepInput<'a> {
 impl StepInput<'_> {
     /// A block table entry whose block has been given back (it lies before every window of the segment).
     pub const NO_BLOCK: u32 = u32::MAX;
+    /// An id from here on is the token that draw number `id - DRAWN` of the last step with draws gave, which nobody on the
+    /// host need have seen. In steps with draws of backends that draw.
+    pub const DRAWN: u32 = 1 << 31;
 }
 
 /// How attention heads share one projected row: `[query heads | key heads | value heads] · head_dim`.
@@ -259,7 +264,7 @@ pub trait Backend: Send + 'static {
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.
     fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Self::Routing>;
 
-    /// Copies blocks, keys and values of all their layers. Between two steps.
+    /// Copies blocks, spare ones too, keys and values of all their layers. Between two steps.
     fn copy_blocks(&mut self, cache: &mut Self::Cache, copies: &[BlockCopy]);
 
     /// Begins a step: keeps a copy of `input` for the operations that follow. Panics if it exceeds the limits the
@@ -402,14 +407,22 @@ pub trait Backend: Send + 'static {
         false
     }
 
+    /// Blocks of the cache beyond its shape, for rows that run before anybody has said which blocks are theirs.
+    fn spare_blocks(&self) -> Range<u32> {
+        0..0
+    }
+
     /// How tokens are drawn next, in the step that has begun.
     fn set_draws(&mut self, _draws: &[RowDraw<'_>]) {}
 
     /// Draws a token from each of `rows` rows of logits, as the draws from number `first` on say.
     fn draw(&mut self, _logits: &Self::Buffer, _first: usize, _rows: usize) {}
 
-    /// What became of the first `rows` draws. Waits for the device.
-    fn drawn(&mut self, _rows: usize) -> &[DrawnRow] {
+    /// Sends what becomes of the first `rows` draws to the host, where it is read with [`Backend::drawn`].
+    fn send_drawn(&mut self, _rows: usize) {}
+
+    /// What was sent first of all that has not been read. Waits for the device.
+    fn drawn(&mut self) -> &[DrawnRow] {
         &[]
     }
 

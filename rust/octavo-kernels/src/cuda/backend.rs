@@ -6,6 +6,8 @@ mod run; // a step, launched or repeated
 
 pub use memory::{Buffer, Cache, Rope, Routing, Vector};
 
+use std::ops::Range;
+
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::draws::{Draws, MOST_CHANGES};
 use super::driver::Address;
@@ -19,7 +21,7 @@ use crate::{
     RopeStyle, StepInput, StepLimits, Weight, step::Step,
 };
 use memory::RopeTable;
-use run::most_draws;
+use run::{most_draws, most_spares};
 
 /// The backend over a GPU.
 pub struct CudaBackend {
@@ -30,6 +32,8 @@ pub struct CudaBackend {
     graphs: Graphs,
     /// Where rows that belong to nobody write their keys and values: there is a block for them. None before the cache.
     null_slot: Option<u32>,
+    /// Blocks for rows that run ahead.
+    spares: Range<u32>,
     /// Once they are asked for.
     draws: Option<Draws>,
     drawn: Vec<DrawnRow>,
@@ -58,6 +62,7 @@ impl CudaBackend {
             ropes: Vec::new(),
             graphs: Graphs::new(&device),
             null_slot: None,
+            spares: 0..0,
             draws: None,
             drawn: Vec::new(),
             host: Vec::new(),
@@ -185,13 +190,15 @@ impl Backend for CudaBackend {
             )));
         }
         let refused = BackendError::OutOfMemory { what: "the KV cache", bytes: usize::MAX };
-        let slots = blocks.checked_add(1).and_then(|all| all.checked_mul(block_size));
+        let slots = blocks.checked_add(1 + most_spares(&self.limits)).and_then(|all| all.checked_mul(block_size));
         let Some(slots) = slots.filter(|&slots| u32::try_from(slots).is_ok()) else { return Err(refused) };
         let lens = [layers, slots, 2, kv_heads, head_dim];
         let memory = self.device.take_array("the KV cache", dtype.bytes(), &lens)?;
         self.on_device.set_null_block(self.device.driver(), blocks as u32)?;
         self.null_slot = Some((blocks * block_size) as u32);
-        Ok(Cache { memory, shape })
+        let spares = blocks as u32 + 1;
+        self.spares = spares..spares + most_spares(&self.limits) as u32;
+        Ok(Cache { memory, shape, blocks: slots / block_size })
     }
 
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
@@ -222,7 +229,7 @@ impl Backend for CudaBackend {
     }
 
     fn copy_blocks(&mut self, cache: &mut Cache, copies: &[BlockCopy]) {
-        let CacheShape { layers, blocks, .. } = cache.shape;
+        let (layers, blocks) = (cache.shape.layers, cache.blocks());
         let block_bytes = cache.shape.block_bytes() / layers;
         // One after another: what one copy overwrites, an earlier one may have read.
         for &BlockCopy { from, to } in copies {
@@ -230,7 +237,7 @@ impl Backend for CudaBackend {
             self.device
                 .launch("copy_block", [layers], 256)
                 .pointer(cache.memory.at())
-                .int(cache.blocks())
+                .int(blocks)
                 .int(block_bytes / 16)
                 .int(from as usize)
                 .int(to as usize)
@@ -254,7 +261,8 @@ impl Backend for CudaBackend {
 
     fn embed(&mut self, out: &mut Buffer, table: &Matrix, scale: f32) {
         let [run] = table.runs() else { panic!("an embedding is of one type") };
-        let most = self.step.ids.iter().max().map_or(0, |&id| id as usize);
+        let known = self.step.ids.iter().filter(|&&id| id < StepInput::DRAWN);
+        let most = known.max().map_or(0, |&id| id as usize);
         assert!(most < table.outputs(), "id {most} of {}", table.outputs());
         self.device
             .launch(format!("embed_{}", run.dtype.name()), [self.step.rows()], row_threads(table.inputs()))
@@ -498,6 +506,10 @@ impl Backend for CudaBackend {
         draw.biases.len() + draw.counts.len() <= MOST_CHANGES
     }
 
+    fn spare_blocks(&self) -> Range<u32> {
+        self.spares.clone()
+    }
+
     fn set_draws(&mut self, draws: &[RowDraw<'_>]) {
         let words = self.draws.as_mut().expect(NO_DRAWS).begin(&self.device, draws, draws.len());
         self.on_device.set_draws(&self.device, words);
@@ -508,8 +520,12 @@ impl Backend for CudaBackend {
         draws.launch(&self.device, logits.rows(rows, draws.vocab()), self.on_device.draws(), first, rows);
     }
 
-    fn drawn(&mut self, rows: usize) -> &[DrawnRow] {
-        self.draws.as_mut().expect(NO_DRAWS).read(&self.device, rows, &mut self.drawn);
+    fn send_drawn(&mut self, rows: usize) {
+        self.draws.as_mut().expect(NO_DRAWS).send(rows);
+    }
+
+    fn drawn(&mut self) -> &[DrawnRow] {
+        self.draws.as_mut().expect(NO_DRAWS).read(&mut self.drawn);
         &self.drawn
     }
 

@@ -1,7 +1,9 @@
 //! Draws on the device: what they need there, how it gets there, and what comes back. The kernels are `cu/adjust.cu`,
 //! `cu/draw.cu` and `cu/logprobs.cu`.
 
-use super::device::{Device, Memory, bytes_of, bytes_of_mut};
+use std::collections::VecDeque;
+
+use super::device::{Device, HostMemory, Memory, bytes_of, bytes_of_mut, columns};
 use super::driver::Address;
 use crate::Result;
 use crate::draw::{DrawnRow, MOST_TOPS, RowDraw, RowStatistics};
@@ -28,12 +30,28 @@ pub struct Draws {
     tops: Memory,
     /// Of the draws at hand.
     words: Vec<u32>,
-    wants_tops: bool,
+    /// Where outcomes are sent.
+    idle: Vec<HostMemory>,
+    /// What was sent and has not been read, oldest first.
+    sent: VecDeque<Sent>,
     /// Scratch.
     row: Vec<u32>,
-    drawn_words: Vec<u32>,
-    top_words: Vec<u32>,
+    outcomes: Vec<u32>,
 }
+
+/// Outcomes of draws that are on their way to the host.
+struct Sent {
+    to: HostMemory,
+    /// How many there are.
+    rows: usize,
+    /// How many of the best are there of each.
+    tops: usize,
+    /// Which draws want log-probabilities.
+    wants_logprobs: Vec<bool>,
+}
+
+/// So many may be on their way at a time: of the step that is waited for, and of the one after it.
+const MOST_SENT: usize = 2;
 
 /// Rows of words on the device, and what they hold there.
 struct Mirror {
@@ -56,10 +74,14 @@ impl Draws {
             drawn: array(&[rows, DRAWN_WORDS])?,
             tops: array(&[rows, 2 * MOST_TOPS])?,
             words: Vec::with_capacity(rows * DRAW_WORDS),
-            wants_tops: false,
+            idle: {
+                let bytes = 4 * rows * (DRAWN_WORDS + 2 * MOST_TOPS);
+                let take = |_| device.take_host("the outcomes of draws", bytes);
+                (0..MOST_SENT).map(take).collect::<Result<_>>()?
+            },
+            sent: VecDeque::with_capacity(MOST_SENT),
             row: Vec::with_capacity(2 * MOST_CHANGES),
-            drawn_words: Vec::with_capacity(rows * DRAWN_WORDS),
-            top_words: Vec::with_capacity(rows * 2 * MOST_TOPS),
+            outcomes: Vec::with_capacity(rows * (DRAWN_WORDS + 2 * MOST_TOPS)),
         })
     }
 
@@ -73,7 +95,6 @@ impl Draws {
     pub fn begin(&mut self, device: &Device, draws: &[RowDraw<'_>], rows: usize) -> &[u32] {
         assert!(draws.len() <= rows && rows <= self.rows, "{rows} draws of {}", self.rows);
         self.words.clear();
-        self.wants_tops = draws.iter().any(|draw| draw.logprobs.is_some_and(|tops| tops > 0));
         for (number, draw) in draws.iter().enumerate() {
             push_words(&mut self.words, draw);
             if let Some(mask) = draw.mask {
@@ -91,6 +112,12 @@ impl Draws {
         // Words of zeroes take the largest.
         self.words.resize(rows * DRAW_WORDS, 0);
         &self.words
+    }
+
+    /// Ids that stand for what was drawn last become it.
+    pub fn take_ids(&self, device: &Device, ids: Address, rows: usize) {
+        let (threads, blocks) = columns(rows);
+        device.launch("take_drawn", [blocks], threads).pointer(ids).pointer(self.drawn.at()).int(rows).go();
     }
 
     /// Draws from `rows` rows of `logits` as `words`, an address, say for the rows from `first` on.
@@ -128,22 +155,32 @@ impl Draws {
             .go();
     }
 
-    /// What became of the first `rows` draws. Waits for the device.
-    pub fn read(&mut self, device: &Device, rows: usize, drawn: &mut Vec<DrawnRow>) {
-        let Self { drawn_words, top_words, .. } = self;
-        drawn_words.clear();
-        drawn_words.resize(rows * DRAWN_WORDS, NONE);
-        device.attempt(|driver| driver.download(bytes_of_mut(drawn_words), self.drawn.at()));
-        top_words.clear();
-        if self.wants_tops {
-            top_words.resize(rows * 2 * MOST_TOPS, 0);
-            device.attempt(|driver| driver.download(bytes_of_mut(top_words), self.tops.at()));
+    /// Sends what becomes of the first `rows` draws to the host.
+    pub fn send(&mut self, rows: usize) {
+        let to = self.idle.pop().expect("no more than are read again");
+        let wanted = self.words.chunks_exact(DRAW_WORDS).take(rows).map(|words| words[LOGPROBS]);
+        let wants_logprobs = wanted.clone().map(|tops| tops > 0).collect();
+        let tops = if wanted.max() > Some(1) { MOST_TOPS } else { 0 };
+        let drawn_bytes = 4 * rows * DRAWN_WORDS;
+        to.download_later(0, self.drawn.at(), drawn_bytes);
+        if tops > 0 {
+            to.download_later(drawn_bytes, self.tops.at(), 4 * rows * 2 * tops);
         }
+        self.sent.push_back(Sent { to, rows, tops, wants_logprobs });
+    }
+
+    /// What was sent first of all that has not been read. Waits for the device.
+    pub fn read(&mut self, drawn: &mut Vec<DrawnRow>) {
+        let Sent { to, rows, tops, wants_logprobs } = self.sent.pop_front().expect("something was sent");
+        self.outcomes.clear();
+        self.outcomes.resize(rows * (DRAWN_WORDS + 2 * tops), NONE);
+        to.read(bytes_of_mut(&mut self.outcomes));
+        self.idle.push(to);
+        let (words, top_words) = self.outcomes.split_at(rows * DRAWN_WORDS);
         let no_tops: &[u32] = &[];
         let tops = top_words.chunks_exact(2 * MOST_TOPS).chain(std::iter::repeat(no_tops));
-        let wants = self.words.chunks_exact(DRAW_WORDS).map(|words| words[LOGPROBS] > 0);
+        let rows = words.as_chunks::<DRAWN_WORDS>().0.iter().zip(tops).zip(wants_logprobs);
         drawn.clear();
-        let rows = drawn_words.as_chunks::<DRAWN_WORDS>().0.iter().zip(tops).zip(wants);
         drawn.extend(rows.map(|((words, tops), wanted)| drawn_row(words, tops, wanted)));
     }
 }
@@ -178,9 +215,9 @@ fn push_words(words: &mut Vec<u32>, draw: &RowDraw<'_>) {
 }
 
 fn drawn_row(words: &[u32; DRAWN_WORDS], tops: &[u32], wants_logprobs: bool) -> DrawnRow {
-    let &[token, bad_index, bad_logit, rank, largest, logit, total_low, total_high, top_count] = words;
-    if bad_index != NONE {
-        return DrawnRow::NoLogit(bad_index, f32::from_bits(bad_logit));
+    let &[token, bad, bad_logit, rank, largest, logit, total_low, total_high, top_count] = words;
+    if let Some(index) = bad.checked_sub(1) {
+        return DrawnRow::NoLogit(index, f32::from_bits(bad_logit));
     }
     if token == NONE {
         return DrawnRow::NothingLeft;

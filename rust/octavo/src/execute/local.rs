@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{Backend, DrawnRow, RowDraw};
 
+use super::ahead::{Ahead, Bounds};
 use super::{Batch, Draw, Drawn, Entry, EntryOutput, Executor, LogitRows, StepOutput};
 use crate::grammar::{Guide, Next};
 use crate::model::Decoder;
@@ -20,14 +21,20 @@ pub struct LocalExecutor<B: Backend> {
     head_rows: Vec<HeadRow>,
     /// Launched batches, oldest first.
     launched: VecDeque<Launched>,
+    /// A step that was begun unasked, after those.
+    ahead: Option<Ahead>,
+    /// What the draws of the step before it gave.
+    tokens: Vec<u32>,
+    /// How many batches were under way, all of them, when they were asked for.
+    batches_ahead: u64,
 }
 
 /// A batch that was launched.
 enum Launched {
     /// What it gave is known.
     Done(StepOutput),
-    /// The device draws a token for each of so many entries.
-    Draws(usize),
+    /// The device draws: which draw is each entry's.
+    Draws(Vec<usize>),
 }
 
 /// A row of a batch that needs logits.
@@ -47,7 +54,15 @@ impl<B: Backend> LocalExecutor<B> {
     /// Over `decoder`.
     pub fn new(decoder: Decoder<B>) -> Self {
         let sampler = Sampler::new(decoder.spec().vocab_size);
-        Self { decoder, sampler, head_rows: Vec::new(), launched: VecDeque::new() }
+        Self {
+            decoder,
+            sampler,
+            head_rows: Vec::new(),
+            launched: VecDeque::new(),
+            ahead: None,
+            tokens: Vec::new(),
+            batches_ahead: 0,
+        }
     }
 
     /// What it runs.
@@ -55,12 +70,66 @@ impl<B: Backend> LocalExecutor<B> {
         &self.decoder
     }
 
+    /// How many batches were under way, all of them, when they were asked for.
+    pub fn batches_ahead(&self) -> u64 {
+        self.batches_ahead
+    }
+
+    /// Runs what of a batch is not under way already.
     fn run(&mut self, batch: &Batch) -> Launched {
-        if !batch.copies.is_empty() {
+        let Some(ahead) = self.ahead.take() else { return self.run_whole(batch) };
+        let claim = ahead.claim(batch, &self.tokens);
+        self.decoder.copy_blocks(&claim.copies);
+        if claim.count() == batch.entries.len() {
+            self.batches_ahead += 1;
             self.decoder.copy_blocks(&batch.copies);
+            return Launched::Draws(claim.rows.into_iter().flatten().collect());
         }
+        // Read even if nobody wants it: outcomes are read in the order in which they were sent.
+        let drawn: Vec<_> = self.decoder.drawn().iter().map(draw_output).collect();
+        if claim.count() == 0 {
+            return self.run_whole(batch);
+        }
+        let rest = Batch { copies: batch.copies.clone(), ..batch.part(|number| claim.rows[number].is_none()) };
+        let rest = self.run_whole(&rest);
+        let mut rest = self.finish(rest).entries.into_iter();
+        let entry = |row: Option<usize>| row.map_or_else(|| rest.next().unwrap_or_default(), |row| drawn[row].clone());
+        Launched::Done(StepOutput { entries: claim.rows.into_iter().map(entry).collect() })
+    }
+
+    /// Begins what is likely to be asked for next.
+    fn look_ahead(&mut self, batch: &Batch, sources: &[usize]) {
+        let bounds = Bounds {
+            block_size: self.decoder.block_size(),
+            max_positions: self.decoder.spec().max_positions,
+            spares: self.decoder.backend().spare_blocks(),
+        };
+        self.ahead = Ahead::of(batch, sources, bounds);
+        let Some(ahead) = &self.ahead else { return };
+        let draws: Vec<&Draw> = ahead.batch().entries.iter().filter_map(|entry| entry.draw.as_ref()).collect();
+        let changes: Vec<_> = draws.iter().map(|draw| RowChanges::new(draw, None)).collect();
+        let rows: Vec<_> = changes.iter().zip(draws).map(|(changes, draw)| changes.row(draw)).collect();
+        self.decoder.forward_and_draw(&ahead.batch().input(), &rows);
+    }
+
+    /// What a batch gave. Waits for the device.
+    fn finish(&mut self, launched: Launched) -> StepOutput {
+        match launched {
+            Launched::Done(output) => output,
+            Launched::Draws(sources) => {
+                let drawn = self.decoder.drawn();
+                self.tokens.clear();
+                self.tokens.extend(drawn.iter().map(|row| if let DrawnRow::Token(id, _) = row { *id } else { u32::MAX }));
+                StepOutput { entries: sources.into_iter().map(|source| draw_output(&drawn[source])).collect() }
+            }
+        }
+    }
+
+    /// Runs a batch.
+    fn run_whole(&mut self, batch: &Batch) -> Launched {
+        self.decoder.copy_blocks(&batch.copies);
         if self.decodes_there(batch) {
-            return Launched::Draws(batch.entries.len());
+            return Launched::Draws((0..batch.entries.len()).collect());
         }
         self.decoder.forward(&batch.input());
         self.find_head_rows(batch);
@@ -216,30 +285,29 @@ fn finish_draw(
     }
 }
 
+fn draw_output(drawn: &DrawnRow) -> EntryOutput {
+    EntryOutput { drawn: Some(sample::drawn(drawn.clone())), ..EntryOutput::default() }
+}
+
 impl<B: Backend> Executor for LocalExecutor<B> {
     fn launch(&mut self, batch: &Batch) -> Result<(), String> {
         assert_eq!(batch.entries.len(), batch.segments.len(), "an entry per segment");
-        let launched = self.run(batch);
-        match self.decoder.backend().failure() {
-            Some(failure) => Err(failure),
-            None => {
-                self.launched.push_back(launched);
-                Ok(())
-            }
+        // What is under way can be told from what is asked for only once the tokens before are known.
+        for launched in std::mem::take(&mut self.launched) {
+            let output = self.finish(launched);
+            self.launched.push_back(Launched::Done(output));
         }
+        let launched = self.run(batch);
+        if let Launched::Draws(sources) = &launched {
+            self.look_ahead(batch, sources);
+        }
+        self.launched.push_back(launched);
+        self.decoder.backend().failure().map_or(Ok(()), Err)
     }
 
     fn collect(&mut self) -> Result<StepOutput, String> {
-        match self.launched.pop_front().ok_or("no batch was launched")? {
-            Launched::Done(output) => Ok(output),
-            Launched::Draws(rows) => {
-                let entry = |drawn: &DrawnRow| EntryOutput {
-                    drawn: Some(sample::drawn(drawn.clone())),
-                    ..EntryOutput::default()
-                };
-                let output = StepOutput { entries: self.decoder.drawn(rows).iter().map(entry).collect() };
-                self.decoder.backend().failure().map_or(Ok(output), Err)
-            }
-        }
+        let launched = self.launched.pop_front().ok_or("no batch was launched")?;
+        let output = self.finish(launched);
+        self.decoder.backend().failure().map_or(Ok(output), Err)
     }
 }

@@ -28,6 +28,7 @@ struct Parts<B: Backend> {
     /// Where each layer's keys and values lie.
     places: Vec<CacheLayer>,
     buffers: Buffers<B::Buffer>,
+    block_size: usize,
     /// The backend draws.
     draws: bool,
 }
@@ -125,10 +126,11 @@ impl<B: Backend> Decoder<B> {
         let routing =
             spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
         let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
+        let block_size = cache.block_size;
         let cache = backend.cache(cache)?;
         let places = groups.places.clone();
         let draws = backend.draws(spec.vocab_size, LOGIT_ROWS)?;
-        Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers, draws } })
+        Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers, block_size, draws } })
     }
 
     /// What it runs.
@@ -139,6 +141,11 @@ impl<B: Backend> Decoder<B> {
     /// What it runs on.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Positions in a block of the KV cache.
+    pub fn block_size(&self) -> usize {
+        self.parts.block_size
     }
 
     /// Copies blocks of the KV cache, before the step that reads the copies.
@@ -165,6 +172,7 @@ impl<B: Backend> Decoder<B> {
                 backend.draw(&parts.buffers.logits, first, count);
             }
         });
+        backend.send_drawn(draws.len());
     }
 
     /// [`Decoder::forward`], showing the residual stream between layers. For tests.
@@ -194,12 +202,13 @@ impl<B: Backend> Decoder<B> {
     pub fn draw(&mut self, draws: &[RowDraw<'_>]) -> &[DrawnRow] {
         self.backend.set_draws(draws);
         self.backend.draw(&self.parts.buffers.logits, 0, draws.len());
-        self.backend.drawn(draws.len())
+        self.backend.send_drawn(draws.len());
+        self.backend.drawn()
     }
 
-    /// What became of the `rows` draws of a step.
-    pub fn drawn(&mut self, rows: usize) -> &[DrawnRow] {
-        self.backend.drawn(rows)
+    /// What became of the draws of the oldest step with draws that has not been asked. Waits for it.
+    pub fn drawn(&mut self) -> &[DrawnRow] {
+        self.backend.drawn()
     }
 }
 

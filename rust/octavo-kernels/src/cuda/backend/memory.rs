@@ -16,10 +16,13 @@ pub struct Buffer {
     pub(super) width: usize,
 }
 
-/// The KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, with a block that is nobody's as the last one.
+/// The KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, after the shape's blocks with one that is nobody's,
+/// and with spare ones.
 pub struct Cache {
     pub(super) memory: Memory,
     pub(super) shape: CacheShape,
+    /// All of them.
+    pub(super) blocks: usize,
 }
 
 /// The number of a registered rotary embedding.
@@ -74,9 +77,9 @@ impl Cache {
         assert!(place.layer < self.shape.layers, "{place:?} of {:?}", self.shape);
         self.memory.offset(place.layer * layer_bytes)
     }
-    /// With nobody's.
+    /// With nobody's and spare ones.
     pub(super) fn blocks(&self) -> usize {
-        self.shape.blocks + 1
+        self.blocks
     }
     pub(super) fn check(&self, heads: Heads) {
         let shape = self.shape;

@@ -11,6 +11,12 @@ pub(super) fn most_draws(limits: &StepLimits) -> usize {
     Graphs::padded(limits.segments, limits.rows)
 }
 
+/// Blocks for rows that run ahead: one for each that begins a block in such a step, in every group. Few do at a time, and
+/// when they all do, nothing is run ahead.
+pub(super) fn most_spares(limits: &StepLimits) -> usize {
+    limits.groups * limits.segments.min(16)
+}
+
 impl CudaBackend {
     /// Steps in which every sequence has one row are recorded, with so many rows that few sizes are.
     pub(super) fn run_step(
@@ -35,6 +41,9 @@ impl CudaBackend {
         };
         self.on_device.begin(&self.device, &self.step, words);
         let launch = |this: &mut Self| {
+            if let Some(all) = this.draws.as_ref().filter(|_| !draws.is_empty()) {
+                all.take_ids(&this.device, this.on_device.ids(), rows);
+            }
             this.rope_angles();
             operations(this, rows);
         };
