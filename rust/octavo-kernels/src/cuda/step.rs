@@ -136,6 +136,9 @@ impl StepOnDevice {
 
 /// Makes `held` what is wanted; from the first that changes to the last, if any does.
 pub fn refill(held: &mut [u32], wanted: &[u32]) -> Option<Range<usize>> {
+    if held == wanted {
+        return None; // as nearly always, and much faster than looking for a place
+    }
     let differs = |(held, wanted): (&u32, &u32)| held != wanted;
     let first = held.iter().zip(wanted).position(differs)?;
     let last = held.iter().zip(wanted).rposition(differs)?;
