@@ -95,6 +95,8 @@ impl Case for Shaped {
                 let x = upload(b, &x, width);
                 let wanted: Vec<u32> = (0..rows).map(|_| random.below(rows) as u32).collect();
                 b.gather(&mut out, &x, &wanted);
+                let neighbours: Vec<u32> = (rows as u32 / 2..rows as u32).collect();
+                b.gather(&mut out, &x, &neighbours);
             }
             Op::ScaleAndCap { scale, cap } => {
                 out = upload(b, &x, width);
