@@ -10,14 +10,19 @@ each.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 
 import octavo
 
 GREEDY = octavo.SamplingParams(temperature=0.0, ignore_eos=True)
+SAMPLED = octavo.SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True)
 
 
 def main() -> None:
@@ -35,8 +40,8 @@ def main() -> None:
         print(f"{arguments.model} on {llm.facts.device}")
         print(f"ready in {loaded - begun:.2f} s, first token at {first - begun:.2f} s")
 
-        def line(what: str, measure: Callable[..., float], *sizes: int) -> None:
-            rate = statistics.median(measure(llm, *sizes) for _ in range(runs))
+        def line(what: str, measure: Callable[..., float], *how: object) -> None:
+            rate = statistics.median(measure(llm, *how) for _ in range(runs))
             print(f"{what:36} {rate:8.0f} tok/s")
 
         for tokens in (512 // scale, 2048 // scale):
@@ -45,7 +50,8 @@ def main() -> None:
             line(f"decode at context {context}", decode, context, 64 // scale)
         for requests in (8, 16, 32):
             tokens = 128 // scale
-            line(f"{requests} requests of {tokens} in, {tokens} out", concurrent, requests, tokens)
+            line(f"{requests} requests of {tokens} in, {tokens} out", concurrent, requests, tokens, GREEDY)
+        line("  at temperature 0.8, top-p 0.95", concurrent, 32, 128 // scale, SAMPLED)
         for requests in (1, 64):
             before = llm.stats()
             llm.generate([prompt(llm, 16) for _ in range(requests)], GREEDY, max_tokens=128 // scale)
@@ -54,7 +60,12 @@ def main() -> None:
             outside = (after.steps_s - before.steps_s) - (after.executor_s - before.executor_s)
             print(f"outside of the executor, batch {requests:2} {1e6 * outside / steps:8.1f} µs a step,", end="")
             print(f" {1e6 * outside / tokens:.2f} µs a token")
-        print(f"Python, streaming                    {1e6 * python(llm, 256 // scale):8.1f} µs a token")
+        whole = [1e6 * streaming(llm, 256 // scale) for _ in range(runs)]
+        bare = [1e6 * waking(llm, 256 // scale) for _ in range(runs)]
+        there = [1e6 * lagging(llm, 64 // scale) for _ in range(runs)]
+        print(f"Python, streaming                    {statistics.median(whole):8.1f} µs a token,", end="")
+        print(f" of which waking a sleeping thread {statistics.median(bare):.1f} µs")
+        print(f"  tokens that are there already      {statistics.median(there):8.1f} µs a token")
 
 
 def prompt(llm: octavo.LLM, tokens: int) -> list[int]:
@@ -71,23 +82,54 @@ def decode(llm: octavo.LLM, context: int, steps: int) -> float:
     return 1 / result.anatomy.tpot_s
 
 
-def concurrent(llm: octavo.LLM, requests: int, tokens: int) -> float:
+def concurrent(llm: octavo.LLM, requests: int, tokens: int, params: octavo.SamplingParams) -> float:
     prompts = [prompt(llm, tokens) for _ in range(requests)]
     begun = time.perf_counter()
-    llm.generate(prompts, GREEDY, max_tokens=tokens)
+    llm.generate(prompts, params, max_tokens=tokens)
     return requests * tokens / (time.perf_counter() - begun)
 
 
-def python(llm: octavo.LLM, tokens: int) -> float:
-    """Processor seconds that the caller's thread spends on a streamed token."""
-    chunks = 0
+def streaming(llm: octavo.LLM, tokens: int) -> float:
+    """Processor seconds that the caller's thread spends on a streamed token. It sleeps between two."""
     with llm.stream(prompt(llm, 16), GREEDY, max_tokens=tokens) as stream:
         next(stream)
-        begun = time.thread_time()
-        for _ in stream:
-            chunks += 1
-        spent = time.thread_time() - begun
-    return spent / max(chunks, 1)
+        return thread_seconds(lambda: sum(1 for _ in stream))
+
+
+def waking(llm: octavo.LLM, tokens: int) -> float:
+    """Processor seconds of being woken as often while the model runs, and nothing else: by a byte from a process."""
+    pace = llm.generate(prompt(llm, 16), GREEDY, max_tokens=tokens).anatomy.tpot_s
+    write = f"import os, time\nwhile True:\n    time.sleep({pace})\n    os.write(1, b'.')"
+    decoding = threading.Thread(target=lambda: llm.generate(prompt(llm, 16), GREEDY, max_tokens=2 * tokens))
+
+    def read(times: int) -> int:
+        for _ in range(times):
+            os.read(pipe, 1)
+        return times
+
+    with subprocess.Popen([sys.executable, "-c", write], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        pipe = writer.stdout.fileno()
+        read(1)
+        decoding.start()
+        seconds = thread_seconds(lambda: read(tokens))
+        decoding.join()
+        writer.kill()
+    return seconds
+
+
+def lagging(llm: octavo.LLM, tokens: int) -> float:
+    """Processor seconds for a piece of text that need not be waited for: of many answers that advance together."""
+    with llm.stream(prompt(llm, 16), SAMPLED, n=32, max_tokens=tokens) as stream:
+        next(stream)
+        return thread_seconds(lambda: sum(1 for _ in stream))
+
+
+def thread_seconds(work: Callable[[], int]) -> float:
+    """Processor seconds of this thread for each of the things that `work` counts."""
+    begun = time.thread_time()
+    count = work()
+    return (time.thread_time() - begun) / max(count, 1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 
 from numpy import float64
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from octavo._params import CallOptions, EngineConfig, SamplingParams
 
@@ -371,6 +372,15 @@ class Ticket:
         """How many have arrived, over all choices."""
     @property
     def prompt_token_ids(self) -> list[int]: ...
+
+class Chunks:
+    """The pieces of an answer, one after another. What extends it says in ``_ended`` what follows the last: nothing, or
+    what the call failed with."""
+
+    def __new__(cls, ticket: Ticket) -> Self: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Chunk: ...
+    def _ended(self) -> None: ...
 
 @final
 class SessionEvent:

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from octavo._errors import OctavoError
+from octavo._octavo import Chunks
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -16,27 +17,15 @@ if TYPE_CHECKING:
     from octavo._octavo import Chunk, Result, Ticket, Waker
 
 
-class Stream:
+class Stream(Chunks):
     """An answer on its way. Iterate over it for its :class:`Chunk`\\ s; then ``result`` is the whole."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
         self._outcome = _Outcome(ticket)
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Chunk:
-        try:
-            chunk = self._ticket.next()
-        except BaseException:
-            # Ctrl-C, say. The exception keeps this frame, and with it the stream: dropping it would come too late.
-            self._ticket.cancel()
-            raise
-        if chunk is None:
-            self._outcome.get()
-            raise StopIteration
-        return chunk
+    def _ended(self) -> None:
+        self._outcome.get()
 
     @property
     def result(self) -> Result:

@@ -11,6 +11,7 @@ use octavo::execute::Draw;
 use octavo::request::SamplingParams;
 use octavo::sample::random::coin;
 use octavo::sample::{Sampler, TokenHistory, TokenMask};
+use octavo_kernels::cpu::Isa;
 
 /// A draw for these parameters, after these tokens.
 fn draw(params: SamplingParams, prompt: &[u32], output: &[u32]) -> Draw {
@@ -111,6 +112,33 @@ fn random_parameters_match_the_obvious_way() {
         cuts += usize::from(count > 1 && count < vocab / 2);
     }
     assert!((300..1200).contains(&cuts), "the cases are too much alike: {cuts} cut through the middle");
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    for case in 0..400u64 {
+        // Around the chunks of 64 that are looked at together, the sums' blocks of 512 and the scan's of 1024.
+        let vocab = [1, 63, 64, 65, 511, 513, 1023, 1025, 3000][dice(case, 100, 9)];
+        let logits: Vec<f32> = (0..vocab).map(|i| (coin(case + (1 << 41), i).ln() * -3.0) as f32).collect();
+        let mut params = any_params(case, vocab);
+        params.logprobs = Some(dice(case, 101, 5));
+        params.allowed_token_ids = None;
+        params.bad_words.clear();
+        let draw = draw(params, &[0], &[0]);
+        let answer = |isa| {
+            let mut sampler = Sampler::with_isa(vocab, isa);
+            let probabilities = sampler.probabilities(&logits, &draw, None).expect("tokens");
+            let bits: Vec<u32> = probabilities.into_iter().map(f32::to_bits).collect();
+            let drawn = sampler.draw(&logits, &draw, None).expect("a token");
+            let logprobs = drawn.logprobs.expect("they were asked for");
+            (bits, drawn.token_id, logprobs.logprob.to_bits(), logprobs.rank, logprobs.top)
+        };
+        let available = Isa::available();
+        let plain = answer(available[0]);
+        for isa in &available[1..] {
+            assert_eq!(answer(*isa), plain, "case {case}, vocabulary {vocab}, {}", isa.describe());
+        }
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod cpu; // packed weights, vector kernels, the worker pool
 pub mod cuda; // the same operations on an NVIDIA GPU
 pub mod routing; // where rows go in a mixture of experts
 pub mod file; // a read-only mapped file
+pub mod prefetch; // asks for memory before it is needed
 
 mod step; // a backend's copy of a step's input
 

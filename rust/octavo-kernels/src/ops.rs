@@ -426,6 +426,19 @@ pub trait Backend: Send + 'static {
         &[]
     }
 
+    /// How many threads [`Backend::look`] uses.
+    fn threads(&self) -> usize {
+        1
+    }
+
+    /// Shows `look` every row of `(rows, width)` on the host, once and with its number, in any order and on several threads
+    /// where the backend has them.
+    fn look(&mut self, x: &Self::Buffer, rows: usize, width: usize, look: &(dyn Fn(usize, &[f32]) + Sync)) {
+        for (number, row) in self.read(x, rows, width).chunks_exact(width).enumerate() {
+            look(number, row);
+        }
+    }
+
     /// The first `rows · width` values on the host. Waits for the device.
     fn read<'a>(&'a mut self, buffer: &'a Self::Buffer, rows: usize, width: usize) -> &'a [f32];
 }

@@ -47,12 +47,12 @@ pub struct Chunk {
 
 impl Chunk {
     pub fn new(py: Python<'_>, update: Update) -> PyResult<Self> {
-        let found = logprobs(py, update.logprobs)?;
+        let has_logprobs = !update.logprobs.is_empty();
         Ok(Self {
             index: update.index,
             text: update.text,
             token_ids: update.token_ids,
-            logprobs: (!found.is_empty()).then_some(found),
+            logprobs: has_logprobs.then(|| logprobs(py, update.logprobs)).transpose()?,
             finish_reason: update.finish.map(|finish| finish.name()),
         })
     }

@@ -1,24 +1,48 @@
 //! Values that live in one process only. A forked child has a copy of the memory, but not of the engine thread: a lock
 //! that the thread held at that moment stays locked for ever, and joining it would never return.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::errors::EngineClosedError;
+
+/// Forks between the process that imported this module and this one. Asking the system which process this is would be a
+/// call into the kernel for every token of a stream.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// From now on, forks are counted.
+pub fn count_forks(py: Python<'_>) -> PyResult<()> {
+    let os = py.import("os")?;
+    if !os.hasattr("register_at_fork")? {
+        return Ok(()); // a system without forks
+    }
+    let hooks = PyDict::new(py);
+    hooks.set_item("after_in_child", wrap_pyfunction!(forked, py)?)?;
+    os.call_method("register_at_fork", (), Some(&hooks)).map(drop)
+}
+
+#[pyfunction]
+fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// A value of the process that made it. Elsewhere it cannot be reached, and is leaked rather than dropped.
 pub struct Home<T: Send> {
     pid: u32,
+    forks: u64,
     value: Option<T>,
 }
 
 impl<T: Send> Home<T> {
     pub fn new(value: T) -> Self {
-        Self { pid: std::process::id(), value: Some(value) }
+        Self { pid: std::process::id(), forks: FORKS.load(Ordering::Relaxed), value: Some(value) }
     }
 
     /// Whether this is the process that made it.
     pub fn is_here(&self) -> bool {
-        self.pid == std::process::id()
+        self.forks == FORKS.load(Ordering::Relaxed)
     }
 
     /// The value, at home.

@@ -23,6 +23,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _octavo {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::anatomy::{Anatomy, Preemption};
     #[pymodule_export]
@@ -42,13 +44,18 @@ mod _octavo {
     #[pymodule_export]
     use crate::session::{CacheExplanation, SessionEvent, SessionHandle, SessionReport};
     #[pymodule_export]
-    use crate::ticket::Ticket;
+    use crate::ticket::{Chunks, Ticket};
     #[pymodule_export]
     use crate::tokenizer::{Encoding, Tokenizer};
     #[pymodule_export]
     use crate::waker::Waker;
     #[pymodule_export]
     use crate::watch::{Event, Events, Recording, Replay, replay};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::home::count_forks(module.py())
+    }
 
     /// The version of the package.
     #[pymodule_export]

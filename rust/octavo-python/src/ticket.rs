@@ -41,13 +41,17 @@ impl Ticket {
         look: impl Fn(&engine::Ticket, Duration) -> Option<T> + Sync,
     ) -> PyResult<Option<T>> {
         let ticket = self.ticket.get()?;
+        // What is there is taken with the GIL in hand: to give it away and get it back costs more.
+        if let Some(found) = look(ticket, Duration::ZERO) {
+            return Ok(Some(found));
+        }
         let patience = patience_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         if patience == Some(Duration::ZERO) {
-            return Ok(look(ticket, Duration::ZERO));
+            return Ok(None);
         }
-        let begun = Instant::now();
+        let until = patience.map(|patience| Instant::now() + patience);
         loop {
-            let left = patience.map_or(SLICE, |patience| patience.saturating_sub(begun.elapsed()));
+            let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
             if let Some(found) = py.detach(|| look(ticket, left.min(SLICE))) {
                 return Ok(Some(found));
             }
@@ -73,7 +77,7 @@ impl Ticket {
 #[pymethods]
 impl Ticket {
     #[pyo3(signature = (patience_s=None))]
-    fn next(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<Option<Chunk>> {
+    pub fn next(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<Option<Chunk>> {
         let found = self.wait_for(py, patience_s, |ticket, patience| match ticket.next_within(patience) {
             Next::NotYet => None,
             next => Some(next),
@@ -130,7 +134,7 @@ impl Ticket {
         logprobs(py, scores.unwrap_or_default())
     }
 
-    fn cancel(&self) {
+    pub fn cancel(&self) {
         // In a forked child there is nothing to give up.
         if let Ok(ticket) = self.ticket.get() {
             ticket.cancel();
@@ -150,5 +154,37 @@ impl Ticket {
     #[getter]
     fn prompt_token_ids(&self) -> PyResult<Vec<u32>> {
         Ok(self.ticket.get()?.prompt_token_ids().to_vec())
+    }
+}
+
+/// What a reader steps through. A class of Rust's, so that a step is one call and no frame of Python's: between two
+/// tokens the model has pushed all of both out of the caches.
+#[pyclass(module = "octavo._octavo", frozen, subclass)]
+pub struct Chunks(Py<Ticket>);
+
+#[pymethods]
+impl Chunks {
+    #[new]
+    fn new(ticket: Py<Ticket>) -> Self {
+        Self(ticket)
+    }
+
+    fn __iter__(chunks: Py<Self>) -> Py<Self> {
+        chunks
+    }
+
+    /// After the last chunk `_ended` of the class that extends this one is asked, which may raise.
+    fn __next__(chunks: &Bound<'_, Self>) -> PyResult<Option<Chunk>> {
+        let py = chunks.py();
+        let ticket = chunks.get().0.get();
+        match ticket.next(py, None) {
+            Ok(Some(chunk)) => Ok(Some(chunk)),
+            Ok(None) => chunks.call_method0("_ended").map(|_| None),
+            Err(error) => {
+                // Ctrl-C, say. The exception may keep the stream alive: dropping it would come too late.
+                ticket.cancel();
+                Err(error)
+            }
+        }
     }
 }

@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use octavo_kernels::prefetch::{prefetch, prefetch_end};
+
 use crate::execute::Draw;
 use crate::kv::{BlockId, BlockTable, KvCache, Pin, PrefixChain, PrefixKey, Sessions};
 use crate::observe::anatomy::{Preemption, RequestRecord};
@@ -133,6 +135,21 @@ impl Sequence {
             min_tokens: params.min_tokens,
             ends,
             request,
+        }
+    }
+
+    /// Asks the memory for what it points to and a step touches; `depth` 0 is what it points to itself, 1 what that does.
+    pub fn prefetch(&self, depth: usize) {
+        if depth == 0 {
+            prefetch(&*self.request);
+            prefetch_end(&self.generated);
+            prefetch_end(&self.record.token_ns);
+            prefetch(&*self.ends);
+            self.table.prefetch_groups();
+        } else {
+            prefetch(&*self.request.params);
+            prefetch(&self.request.end_token_ids[..]);
+            self.table.prefetch_blocks();
         }
     }
 

@@ -347,6 +347,15 @@ impl Backend for CpuBackend {
         });
     }
 
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn look(&mut self, x: &Buffer, rows: usize, width: usize, look: &(dyn Fn(usize, &[f32]) + Sync)) {
+        let values = x.rows(rows, width);
+        self.pool.run(rows, &|number| look(number, &values[number * width..][..width]));
+    }
+
     fn read<'a>(&'a mut self, buffer: &'a Buffer, rows: usize, width: usize) -> &'a [f32] {
         buffer.rows(rows, width)
     }

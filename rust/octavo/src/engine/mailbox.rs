@@ -4,6 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use octavo_kernels::prefetch::{prefetch, prefetch_end};
+
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, TokenLogprobs};
 
@@ -109,6 +111,20 @@ impl Mailbox {
         self.every_token
     }
 
+    /// Asks the memory for a choice, or for where it goes on.
+    pub(super) fn prefetch(&self, index: usize, ends: bool) {
+        if let Ok(state) = self.state.try_lock()
+            && let Some(choice) = state.choices.get(index)
+        {
+            if ends {
+                prefetch_end(choice.text.as_bytes());
+                prefetch_end(&choice.token_ids);
+            } else {
+                prefetch(choice);
+            }
+        }
+    }
+
     /// Adds a token and the text that it completed.
     pub(super) fn push(&self, index: usize, text: &str, token_id: u32, logprobs: Option<TokenLogprobs>) {
         let mut state = self.lock();
@@ -150,33 +166,36 @@ impl Mailbox {
 
     /// Waits until something new is there, everything has been read, or `patience` has passed.
     pub fn next_within(&self, patience: Duration) -> Next {
-        let until = Instant::now() + patience;
-        let mut state = self.lock();
-        loop {
-            match state.next(self.every_token) {
-                Next::NotYet => {}
-                found => return found,
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Next::NotYet;
-            }
-            state = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let every_token = self.every_token;
+        self.wait(patience, |state| match state.next(every_token) {
+            Next::NotYet => None,
+            found => Some(found),
+        })
+        .unwrap_or(Next::NotYet)
     }
 
     /// Whether every choice has ended; waits for it up to `patience`.
     pub fn finished_within(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+        self.wait(patience, |state| (state.unfinished == 0).then_some(())).is_some()
+    }
+
+    /// What `look` finds, now or when something has arrived, up to `patience`. The clock is read only when it matters.
+    fn wait<T>(&self, patience: Duration, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
-        while state.unfinished > 0 {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            state = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        let mut found = look(&mut state);
+        if found.is_some() || patience.is_zero() {
+            return found;
         }
-        true
+        let until = Instant::now() + patience;
+        let mut left = patience;
+        while found.is_none() && !left.is_zero() {
+            state = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            found = look(&mut state);
+            if found.is_none() {
+                left = until.saturating_duration_since(Instant::now());
+            }
+        }
+        found
     }
 
     /// The whole choices, once every one has ended. They move out: a second call gets `None`.

@@ -1,7 +1,6 @@
 //! From a path to a running engine. The model is loaded on the thread that will run it, so that whatever belongs to a
 //! thread (its core, its memory) belongs to the right one; the caller's thread is told of the progress.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,6 +14,7 @@ use octavo_kernels::{Backend, BackendError, CacheDtype, StepLimits};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
+use super::outlet::Outlets;
 use super::run::Runner;
 use super::shared::{Message, Shared, StepTime};
 use crate::error::LoadError;
@@ -148,7 +148,7 @@ impl Loader {
                     executor,
                     inbox,
                     shared,
-                    outlets: HashMap::new(),
+                    outlets: Outlets::default(),
                     touched: Vec::new(),
                     time: StepTime::default(),
                     recorder: None,

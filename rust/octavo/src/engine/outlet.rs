@@ -1,15 +1,38 @@
 //! From a drawn token to the caller's mailbox: text, stop strings, wake-ups. Runs on the engine thread.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use octavo_kernels::prefetch::prefetch;
 
 use super::mailbox::{Mailbox, Wake};
 use super::session::Turn;
 use super::shared::Shared;
 use crate::execute::Drawn;
 use crate::observe::anatomy::RequestRecord;
-use crate::request::{Finish, Request, SamplingParams, StopReason, Time};
+use crate::request::{Finish, Request, RequestId, SamplingParams, StopReason, Time};
 use crate::stages::stream::TextStream;
+
+/// Everybody's way out.
+pub(super) type Outlets = HashMap<RequestId, Box<Outlet>, BuildHasherDefault<IdHasher>>;
+
+/// For numbers that were counted up: nobody chooses them, so they need no hash that withstands anybody.
+#[derive(Default)]
+pub(super) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
+    }
+    fn write_u64(&mut self, id: u64) {
+        self.0 = id.wrapping_mul(0x9e37_79b9_7f4a_7c15); // odd, and every bit of `id` reaches the upper ones
+    }
+}
 
 /// One choice's way out, made at the door. Whatever becomes of it, its choice ends: one that is dropped before its end (the
 /// engine closed or died, or was gone already) ends it with an error.
@@ -55,6 +78,28 @@ impl Outlet {
             shared,
         }
     }
+
+    /// Asks the memory for what passing `token_id` on touches: the outlet itself, what it points to, what that does, and so
+    /// on. To be called for all before it is called for any at the next of [`Outlet::DEPTHS`].
+    pub fn prefetch(&self, token_id: u32, depth: usize) {
+        match depth {
+            0 => prefetch(self),
+            1 => {
+                prefetch(&*self.mailbox);
+                prefetch(&*self.params);
+                prefetch(&*self.end_token_ids);
+                self.text.prefetch(token_id, false);
+            }
+            2 => {
+                self.mailbox.prefetch(self.index, false);
+                self.text.prefetch(token_id, true);
+            }
+            _ => self.mailbox.prefetch(self.index, true),
+        }
+    }
+
+    /// How far it is from an outlet to what a token changes.
+    pub const DEPTHS: std::ops::Range<usize> = 0..4;
 
     /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.
     pub fn push(&mut self, drawn: Drawn) -> Option<String> {

@@ -1,6 +1,5 @@
 //! The loop: commands in, one batch, events out.
 
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,12 +7,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
 use super::mailbox::Wake;
-use super::outlet::Outlet;
+use super::outlet::{Outlet, Outlets};
 use super::shared::{CLOSED, EngineStats, Message, Shared, StepTime};
 use crate::execute::Executor;
 use crate::observe::readers::Readers;
 use crate::observe::record::{Header, Recorder};
-use crate::request::{RequestId, Time};
+use crate::request::Time;
 use crate::schedule::{Command, Event, Scheduler};
 
 /// Everything the engine thread owns.
@@ -22,7 +21,7 @@ pub(super) struct Runner {
     pub executor: Box<dyn Executor>,
     pub inbox: Receiver<Message>,
     pub shared: Arc<Shared>,
-    pub outlets: HashMap<RequestId, Outlet>,
+    pub outlets: Outlets,
     /// Wakers touched by this step, each to be woken once.
     pub touched: Vec<Arc<dyn Wake>>,
     /// What the steps so far took.
@@ -153,7 +152,7 @@ impl Runner {
         match message {
             Message::Submit(request, outlet) => {
                 self.shared.unseen_tokens.fetch_sub(request.prompt.len(), Ordering::AcqRel);
-                self.outlets.insert(request.id, *outlet);
+                self.outlets.insert(request.id, outlet);
                 self.command(Command::Submit(request), now);
             }
             Message::Tell(command) => self.command(command, now),
@@ -207,6 +206,7 @@ impl Runner {
 
     /// Hands out everything the scheduler has to say. A stop string makes it say more.
     fn deliver(&mut self) {
+        self.prefetch_outlets();
         while let Some(event) = self.scheduler.next_event() {
             match event {
                 Event::Token { id, drawn } => {
@@ -240,6 +240,17 @@ impl Runner {
             let now = self.shared.now();
             let read = self.readers.tell(self.scheduler.take_notes(), now);
             self.scheduler.watch(read);
+        }
+    }
+
+    /// As for the scheduler's sequences: what the step's tokens go through has left the caches since the last.
+    fn prefetch_outlets(&self) {
+        for depth in Outlet::DEPTHS {
+            for (id, token_id) in self.scheduler.next_tokens() {
+                if let Some(outlet) = self.outlets.get(&id) {
+                    outlet.prefetch(token_id, depth);
+                }
+            }
         }
     }
 

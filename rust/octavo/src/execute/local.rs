@@ -1,7 +1,7 @@
 //! A model over a backend, in this process.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use octavo_kernels::{Backend, DrawnRow, RowDraw};
 
@@ -10,13 +10,16 @@ use super::{Batch, Draw, Drawn, Entry, EntryOutput, Executor, LogitRows, StepOut
 use crate::grammar::{Guide, Next};
 use crate::model::Decoder;
 use crate::model::decoder::LOGIT_ROWS;
-use crate::sample::{self, RowChanges, Sampler, TokenMask, check_numbers, logprobs};
+use crate::sample::{self, RowChanges, Sampler, TokenMask};
 
 /// Runs batches through a decoder, and draws: on the backend where it does and nothing else is wanted of a row's logits,
 /// otherwise here. It makes no difference to what is drawn.
 pub struct LocalExecutor<B: Backend> {
     decoder: Decoder<B>,
-    sampler: Sampler,
+    /// One for each thread that looks at logits.
+    samplers: Vec<Mutex<Sampler>>,
+    /// What was found in each row of the logits at hand.
+    found: Vec<Mutex<EntryOutput>>,
     /// Rows of the batch at hand that need logits.
     head_rows: Vec<HeadRow>,
     /// Launched batches, oldest first.
@@ -53,10 +56,12 @@ struct HeadRow {
 impl<B: Backend> LocalExecutor<B> {
     /// Over `decoder`.
     pub fn new(decoder: Decoder<B>) -> Self {
-        let sampler = Sampler::new(decoder.spec().vocab_size);
+        let vocab = decoder.spec().vocab_size;
+        let threads = 0..decoder.backend().threads();
         Self {
+            samplers: threads.map(|_| Mutex::new(Sampler::new(vocab))).collect(),
+            found: (0..LOGIT_ROWS).map(|_| Mutex::default()).collect(),
             decoder,
-            sampler,
             head_rows: Vec::new(),
             launched: VecDeque::new(),
             ahead: None,
@@ -119,7 +124,8 @@ impl<B: Backend> LocalExecutor<B> {
             Launched::Draws(sources) => {
                 let drawn = self.decoder.drawn();
                 self.tokens.clear();
-                self.tokens.extend(drawn.iter().map(|row| if let DrawnRow::Token(id, _) = row { *id } else { u32::MAX }));
+                self.tokens
+                    .extend(drawn.iter().map(|row| if let DrawnRow::Token(id, _) = row { *id } else { u32::MAX }));
                 StepOutput { entries: sources.into_iter().map(|source| draw_output(&drawn[source])).collect() }
             }
         }
@@ -202,19 +208,22 @@ impl<B: Backend> LocalExecutor<B> {
         }
     }
 
-    /// Takes from the logits of the rows from number `first` on what is wanted of them.
+    /// Takes from the logits of the rows from number `first` on what is wanted of them. Rows are independent, so whoever
+    /// looks at them in whichever order finds the same.
     fn finish_here(&mut self, batch: &Batch, rows: &[HeadRow], first: usize, output: &mut StepOutput) {
         if first == rows.len() {
             return;
         }
-        let vocab = self.decoder.spec().vocab_size;
-        let logits = self.decoder.logits(rows.len());
-        // Serial: a draw costs tens of microseconds, so with many sequences this is the place for threads. Rows are
-        // independent, so the order in which they are drawn changes nothing.
-        for (head_row, logits) in rows.iter().zip(logits.chunks_exact(vocab)).skip(first) {
-            let entry = &batch.entries[head_row.entry];
-            let last = head_row.index + 1 == batch.segments[head_row.entry].rows;
-            finish_row(&mut self.sampler, entry, head_row.index, last, logits, &mut output.entries[head_row.entry]);
+        let (samplers, found) = (&self.samplers, &self.found);
+        self.decoder.look(rows.len(), &|number, logits| {
+            if number >= first {
+                let HeadRow { entry, index, .. } = rows[number];
+                let last = index + 1 == batch.segments[entry].rows;
+                *held(&found[number]) = look(&mut free(samplers), &batch.entries[entry], index, last, logits);
+            }
+        });
+        for (head_row, found) in rows.iter().zip(found).skip(first) {
+            take_in(&mut output.entries[head_row.entry], std::mem::take(&mut *held(found)));
         }
     }
 }
@@ -233,34 +242,49 @@ fn needs_logits(entry: &Entry, index: usize, last: bool) -> bool {
     wanted || (last && entry.draw.is_some()) || (entry.prompt_logprobs.is_some() && index < entry.prompt_next.len())
 }
 
-/// Takes from the logits of an entry's row what the entry wants of it.
-fn finish_row(
-    sampler: &mut Sampler,
-    entry: &Entry,
-    index: usize,
-    last: bool,
-    logits: &[f32],
-    output: &mut EntryOutput,
-) {
+/// A sampler that nobody uses. There is one for every thread.
+fn free(samplers: &[Mutex<Sampler>]) -> MutexGuard<'_, Sampler> {
+    samplers.iter().find_map(|sampler| sampler.try_lock().ok()).unwrap_or_else(|| held(&samplers[0]))
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an entry wants of the logits of one of its rows.
+fn look(sampler: &mut Sampler, entry: &Entry, index: usize, last: bool, logits: &[f32]) -> EntryOutput {
+    let mut output = EntryOutput::default();
     let gives_logits = entry.logits == LogitRows::All || (entry.logits == LogitRows::Last && last);
     let gives_logprobs = entry.prompt_logprobs.zip(entry.prompt_next.get(index));
     // A failure is this entry's alone. A draw looks for itself: twice over a vocabulary would be felt at every token.
     if (gives_logits || gives_logprobs.is_some())
-        && let Err(why) = check_numbers(logits)
+        && let Err(why) = sampler.check(logits)
     {
         output.drawn = Some(Err(why));
-        return;
+        return output;
     }
     if gives_logits {
-        output.logits.extend_from_slice(logits);
+        output.logits = logits.to_vec();
     }
     if let Some((alternatives, &next)) = gives_logprobs {
-        output.prompt_logprobs.push(logprobs::of(logits, next, alternatives));
+        output.prompt_logprobs.push(sampler.logprobs(logits, next, alternatives));
     }
-    if let Some(draw) = entry.draw.as_ref().filter(|_| last && output.drawn.is_none()) {
+    if let Some(draw) = entry.draw.as_ref().filter(|_| last) {
         let next = entry.guide.as_ref().map(|guide| guide.next());
-        finish_draw(output, entry.guide.as_ref(), next, |mask| sampler.draw(logits, draw, mask));
+        finish_draw(&mut output, entry.guide.as_ref(), next, |mask| sampler.draw(logits, draw, mask));
     }
+    output
+}
+
+/// Adds what was found in the next row of an entry. A failure stays.
+fn take_in(output: &mut EntryOutput, row: EntryOutput) {
+    if !matches!(output.drawn, Some(Err(_))) {
+        output.drawn = row.drawn;
+        output.complete = row.complete;
+    }
+    output.prompt_logprobs.extend(row.prompt_logprobs);
+    // The usual answer is one row, which need not be copied.
+    if output.logits.is_empty() { output.logits = row.logits } else { output.logits.extend(row.logits) }
 }
 
 /// What became of an entry's draw, from what its grammar allows. The next mask is computed from here on, while other rows

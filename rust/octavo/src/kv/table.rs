@@ -1,5 +1,7 @@
 //! A sequence's blocks, in the order of its positions.
 
+use octavo_kernels::prefetch::{prefetch, prefetch_end};
+
 use super::BlockId;
 
 /// In every group of layers, block `i` holds positions `[i · block_size, (i + 1) · block_size)`. Where a sliding window has
@@ -21,6 +23,19 @@ struct Group {
 impl BlockTable {
     pub(super) fn new(groups: usize) -> Self {
         Self { groups: vec![Group::default(); groups] }
+    }
+
+    /// Asks the memory for the groups.
+    pub fn prefetch_groups(&self) {
+        prefetch(&self.groups[..]);
+    }
+
+    /// Asks the memory for their blocks.
+    pub fn prefetch_blocks(&self) {
+        for group in &self.groups {
+            prefetch(&group.blocks[..]);
+            prefetch_end(&group.rents);
+        }
     }
 
     /// Groups of layers.

@@ -1,8 +1,6 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{
-    Activation, Backend, BlockCopy, CacheLayer, CacheShape, DrawnRow, Result, RowDraw, StepInput,
-};
+use octavo_kernels::{Activation, Backend, BlockCopy, CacheLayer, CacheShape, DrawnRow, Result, RowDraw, StepInput};
 
 use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
@@ -191,6 +189,11 @@ impl<B: Backend> Decoder<B> {
     /// The first `rows` of the logits that were computed last, `vocab` values each.
     pub fn logits(&mut self, rows: usize) -> &[f32] {
         self.backend.read(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
+    }
+
+    /// Shows `look` each of them, see [`Backend::look`].
+    pub fn look(&mut self, rows: usize, look: &(dyn Fn(usize, &[f32]) + Sync)) {
+        self.backend.look(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size, look);
     }
 
     /// Whether tokens can be drawn as `draw` says where their logits are.

@@ -9,10 +9,14 @@ use crate::request::TokenLogprobs;
 
 /// The natural log-probability of `token`, its rank (1 + how many logits are larger; equals share a rank) and the `k`
 /// best tokens, best first, equal ones by the smaller id (fewer than `k` if fewer have a probability at all).
+#[inline(always)]
 pub fn of(logits: &[f32], token: u32, k: usize) -> TokenLogprobs {
-    let largest = select::max(logits);
+    let largest = select::scan(logits).max;
     let logit = logits[token as usize];
-    let likelier: u32 = logits.iter().map(|&other| u32::from(other > logit)).sum();
+    let mut likelier = 0u32;
+    for &other in logits {
+        likelier += u32::from(other > logit);
+    }
     let mut keys = Vec::new();
     select::top(logits, k, &mut keys);
     let top = keys.iter().map(|&key| (select::index_of(key), select::value_of(key))).collect();

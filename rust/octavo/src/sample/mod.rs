@@ -20,12 +20,16 @@
 //! **Elsewhere.** A device that draws where the logits are takes the same steps with the same numbers and gives the same
 //! tokens and log-probabilities, to the bit: so a row may be drawn here or there, as it suits.
 
+use octavo_kernels::cpu::Isa;
+use octavo_kernels::cpu::vector::{Kernel, Vector};
+
 use crate::execute::{Draw, Drawn};
+use crate::request::{SamplingParams, TokenLogprobs};
 
 mod filter; // temperature, min-p, top-k, top-p, and the pick among what they keep
 mod history; // the tokens before a draw
 mod mask; // which tokens may be drawn
-pub mod logprobs; // log-probabilities and ranks of raw logits
+mod logprobs; // log-probabilities and ranks of raw logits
 mod penalties; // what changes single logits: masks, bias, penalties
 pub mod random; // coins
 mod row; // a draw as a device takes it
@@ -40,25 +44,32 @@ pub use row::{RowChanges, drawn};
 /// returns).
 #[derive(Debug)]
 pub struct Sampler {
+    isa: Isa,
     /// Logits after masks, bias and penalties, when there are any.
     adjusted: Vec<f32>,
     kept: filter::Kept,
 }
 
 impl Sampler {
-    /// Scratch for a vocabulary of `vocab` tokens.
+    /// Scratch for a vocabulary of `vocab` tokens. The instructions are those of the environment, or else the best that
+    /// this CPU has; they change no bit.
     pub fn new(vocab: usize) -> Self {
-        Self { adjusted: Vec::with_capacity(vocab), kept: filter::Kept::new(vocab) }
+        Self::with_isa(vocab, Isa::from_environment().unwrap_or_else(|_| Isa::best()))
     }
 
-    /// Chooses a token from `logits` (raw, one per token of the vocabulary), where there is a `mask` one of its tokens. The error is this request's alone: logits
-    /// that are no numbers, or no token left to draw.
+    /// With these instructions.
+    pub fn with_isa(vocab: usize, isa: Isa) -> Self {
+        Self { isa, adjusted: Vec::with_capacity(vocab), kept: filter::Kept::new(vocab) }
+    }
+
+    /// Chooses a token from `logits` (raw, one per token of the vocabulary), where there is a `mask` one of its tokens. The
+    /// error is this request's alone: logits that are no numbers, or no token left to draw.
     pub fn draw(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Drawn, String> {
         let token_id = match self.keep(logits, draw, mask)? {
             Choice::Greedy(token_id) => token_id,
             Choice::Among(kept) => kept.pick(random::coin(draw.seed, draw.position)),
         };
-        let logprobs = draw.params.logprobs.map(|k| logprobs::of(logits, token_id, k));
+        let logprobs = draw.params.logprobs.map(|k| self.logprobs(logits, token_id, k));
         Ok(Drawn { token_id, logprobs })
     }
 
@@ -72,18 +83,39 @@ impl Sampler {
         Ok(probabilities)
     }
 
+    /// The log-probability of `token` in these raw logits, its rank and the `k` best tokens.
+    pub fn logprobs(&self, logits: &[f32], token: u32, k: usize) -> TokenLogprobs {
+        self.isa.run(Logprobs { logits, token, k })
+    }
+
+    /// Refuses what is no logit. −∞ is one: a token that the model rules out; NaN and +∞ are failures of the model.
+    pub fn check(&self, logits: &[f32]) -> Result<(), String> {
+        self.scan(logits).map(drop)
+    }
+
+    fn scan(&self, logits: &[f32]) -> Result<select::Scan, String> {
+        let scan = self.isa.run(Scan(logits));
+        if scan.all_logits {
+            return Ok(scan);
+        }
+        let token = logits.iter().position(|&value| !select::is_logit(value)).unwrap_or(0);
+        Err(no_logit(token, logits[token]))
+    }
+
     /// Everything but the coin.
     fn keep(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Choice<'_>, String> {
-        check_numbers(logits)?;
-        let adjusted = penalties::adjust(logits, draw, mask, &mut self.adjusted);
-        let max = select::max(adjusted);
-        if max == f32::NEG_INFINITY {
+        let raw = self.scan(logits)?;
+        let (logits, seen) = match penalties::adjust(logits, draw, mask, &mut self.adjusted) {
+            None => (logits, raw),
+            Some(adjusted) => (adjusted, self.isa.run(Scan(adjusted))),
+        };
+        if seen.max == f32::NEG_INFINITY {
             return Err(NOTHING_LEFT.into());
         }
         if draw.params.temperature == 0.0 {
-            return Ok(Choice::Greedy(select::first(adjusted, max)));
+            return Ok(Choice::Greedy(seen.first));
         }
-        self.kept.keep(adjusted, max, &draw.params);
+        self.isa.run(Keep { kept: &mut self.kept, logits, max: seen.max, params: &draw.params });
         Ok(Choice::Among(&self.kept))
     }
 }
@@ -93,20 +125,50 @@ enum Choice<'a> {
     Among(&'a filter::Kept),
 }
 
-/// Refuses what is no logit. −∞ is one: a token that the model rules out; NaN and +∞ are failures of the model.
-pub fn check_numbers(logits: &[f32]) -> Result<(), String> {
-    let impossible = |v: f32| v.is_nan() | (v == f32::INFINITY);
-    // Without a way out of the loop, so that it becomes a vector loop.
-    if !logits.iter().fold(false, |any, &v| any | impossible(v)) {
-        return Ok(());
+// Loops over a vocabulary, compiled for every instruction set. They are plain arithmetic in one order, which the compiler
+// makes vectors of, so their bits are the same on all.
+
+struct Scan<'a>(&'a [f32]);
+
+impl Kernel for Scan<'_> {
+    type Output = select::Scan;
+    #[inline(always)]
+    fn run<V: Vector>(self, _: V) -> select::Scan {
+        select::scan(self.0)
     }
-    let token = logits.iter().position(|&v| impossible(v)).unwrap_or(0);
-    Err(no_logit(token, logits[token]))
+}
+
+struct Keep<'a> {
+    kept: &'a mut filter::Kept,
+    logits: &'a [f32],
+    max: f32,
+    params: &'a SamplingParams,
+}
+
+impl Kernel for Keep<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, _: V) {
+        self.kept.keep(self.logits, self.max, self.params);
+    }
+}
+
+struct Logprobs<'a> {
+    logits: &'a [f32],
+    token: u32,
+    k: usize,
+}
+
+impl Kernel for Logprobs<'_> {
+    type Output = TokenLogprobs;
+    #[inline(always)]
+    fn run<V: Vector>(self, _: V) -> TokenLogprobs {
+        logprobs::of(self.logits, self.token, self.k)
+    }
 }
 
 fn no_logit(token: usize, logit: f32) -> String {
     format!("the model's logit of token {token} is {logit}: the model gave no answer")
 }
 
-const NOTHING_LEFT: &str =
-    "no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, bad_words or min_tokens";
+const NOTHING_LEFT: &str = "no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, bad_words or min_tokens";

@@ -12,14 +12,19 @@ fn changes_logits(draw: &Draw) -> bool {
         || !draw.banned.is_empty()
 }
 
-/// The logits with masks, bias and penalties applied: in `scratch`, or the raw ones when there is nothing to change.
+/// The logits with masks, bias and penalties applied, in `scratch`; `None` when there is nothing to change.
 /// Costs one copy of the vocabulary; the rest is per token that changes.
 ///
 /// A token that the model has no logit for is passed over: it could not be drawn anyway.
-pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>, scratch: &'a mut Vec<f32>) -> &'a [f32] {
+pub fn adjust<'a>(
+    logits: &[f32],
+    draw: &Draw,
+    mask: Option<&TokenMask>,
+    scratch: &'a mut Vec<f32>,
+) -> Option<&'a [f32]> {
     let params = &*draw.params;
     if mask.is_none() && !changes_logits(draw) {
-        return logits;
+        return None;
     }
     copy_allowed(logits, params.allowed_token_ids.as_deref(), scratch);
     if let Some(mask) = mask {
@@ -33,7 +38,7 @@ pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>, scra
         }
     }
     penalise(scratch, params, counts(draw));
-    scratch
+    Some(scratch)
 }
 
 /// What is added to single logits, in order; −∞ for tokens that must not be drawn.

@@ -1,5 +1,5 @@
 //! exp and its sums. Our own exp rather than the system's: plain IEEE operations in one order give the same bits on
-//! every machine, and the compiler makes vector code of the loop.
+//! every machine, and the compiler makes vector code of the loops, for whichever instructions the caller has.
 
 /// Weights are `exp(x) · 2^60`: the room below keeps every probability that an f32 can hold, denormal ones too, while no
 /// weight is itself denormal (and slow).
@@ -14,6 +14,7 @@ pub fn ln(total: f64) -> f64 {
 }
 
 /// `exp(x) · 2^60` for x ≤ 0, within 2 units in the last place; 0 below [`LOWEST`].
+#[inline(always)]
 pub fn weight(x: f32) -> f32 {
     // x = n · ln 2 + r with n whole and |r| ≤ ln 2 / 2. Adding 1.5 · 2^23 leaves n in the low bits of the sum.
     const ROUND: f32 = 12_582_912.0;
@@ -36,12 +37,14 @@ pub fn weight(x: f32) -> f32 {
 /// A weight, rounded to a multiple of 2^26. Sums in f64 of up to 2^19 of them are exact, so a draw, which compares such sums,
 /// does not depend on their order: a device may add as it likes. A token has to be 2^35 times less likely than the
 /// likeliest to become impossible by this.
+#[inline(always)]
 pub fn round(weight: f32) -> f32 {
     const BORDER: f32 = (1u64 << 49) as f32; // from here on numbers are such multiples
     if weight < BORDER { (weight + BORDER) - BORDER } else { weight }
 }
 
 /// The sum in f64, eight lanes wide, in one fixed order.
+#[inline(always)]
 pub fn sum(values: &[f32]) -> f64 {
     let (chunks, rest) = values.as_chunks::<8>();
     let mut lanes = [0.0f64; 8];
@@ -53,15 +56,22 @@ pub fn sum(values: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|&v| f64::from(v)).sum::<f64>()
 }
 
+/// The weights of `(values - max) / temperature`.
+#[inline(always)]
+pub fn weigh(weights: &mut [f32], values: &[f32], max: f32, temperature: f32) {
+    for (weight, &value) in weights.iter_mut().zip(values) {
+        *weight = self::weight((value - max) / temperature);
+    }
+}
+
 /// The sum of the weights of `values - max`.
+#[inline(always)]
 pub fn sum_of_weights(values: &[f32], max: f32) -> f64 {
     // First the weights, then their sum: in one loop, the compiler makes vector code of neither.
     let mut weights = [0.0; 256];
     let mut total = 0.0;
     for values in values.chunks(weights.len()) {
-        for (weight, &v) in weights.iter_mut().zip(values) {
-            *weight = self::weight(v - max);
-        }
+        weigh(&mut weights, values, max, 1.0);
         total += sum(&weights[..values.len()]);
     }
     total

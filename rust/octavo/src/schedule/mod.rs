@@ -184,6 +184,7 @@ impl Scheduler {
     /// Takes what the batch gave: counters advance, full blocks become findable, tokens go out, sequences end.
     pub fn commit(&mut self, mut batch: Batch, output: StepOutput, now: Time) {
         let flight = self.in_flight.take().expect("nothing was scheduled");
+        self.running.prefetch();
         assert_eq!(batch.step, self.totals.steps, "the batch of another step");
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
@@ -324,6 +325,14 @@ impl Scheduler {
     /// The next thing it has to say. Whoever drives it asks until there is nothing more, after every call.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// The tokens among what it will say next.
+    pub fn next_tokens(&self) -> impl Iterator<Item = (RequestId, u32)> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Token { id, drawn } => Some((*id, drawn.token_id)),
+            _ => None,
+        })
     }
 
     /// Notes from now on what happens, or no longer.

@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 
+use octavo_kernels::prefetch::prefetch;
+
 use crate::request::RequestId;
 use crate::sequence::Sequence;
 
@@ -36,6 +38,15 @@ impl Running {
         let index = self.sequences.partition_point(|running| place(running) < order);
         self.sequences.insert(index, sequence);
         index
+    }
+
+    /// Asks the memory for everything that a step touches. The model has pushed it out of the caches, and so much of it
+    /// comes at once.
+    pub fn prefetch(&self) {
+        self.iter().for_each(|sequence| prefetch(&**sequence));
+        for depth in 0..2 {
+            self.iter().for_each(|sequence| sequence.prefetch(depth));
+        }
     }
 
     /// Takes one out.

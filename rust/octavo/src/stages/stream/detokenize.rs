@@ -20,6 +20,11 @@ impl Detokenizer {
         Self { tokenizer, skip_special, strip, pending: Vec::new() }
     }
 
+    /// Asks the memory for where a token's `bytes` are, or for these.
+    pub fn prefetch(&self, id: u32, bytes: bool) {
+        self.tokenizer.prefetch(id, bytes);
+    }
+
     /// Takes a token; gives the text that it settles.
     pub fn push(&mut self, id: u32) -> String {
         if self.skip_special && self.tokenizer.is_special(id) {
@@ -62,6 +67,11 @@ impl Detokenizer {
 
     /// Whole characters, and a U+FFFD for every maximal part that can no longer become one.
     fn settle_characters(&mut self) -> String {
+        // Nearly always all of it is.
+        match String::from_utf8(std::mem::take(&mut self.pending)) {
+            Ok(text) => return text,
+            Err(broken) => self.pending = broken.into_bytes(),
+        }
         let mut text = String::new();
         let mut rest = &self.pending[..];
         for chunk in self.pending.utf8_chunks() {

@@ -71,6 +71,11 @@ impl TextStream {
         }
     }
 
+    /// Asks the memory for what taking this token touches: where its `bytes` are, or these.
+    pub fn prefetch(&self, id: u32, bytes: bool) {
+        self.detokenizer.prefetch(id, bytes);
+    }
+
     /// Takes the next token. Without `may_stop` a stop string that it completes is text like any other.
     pub fn push(&mut self, id: u32, may_stop: bool) -> Pushed {
         if self.done {

@@ -191,6 +191,11 @@ impl Tokenizer {
         bytes
     }
 
+    /// Asks the memory for what decoding a token looks up: where its `bytes` are, or these.
+    pub(crate) fn prefetch(&self, id: u32, bytes: bool) {
+        self.vocabulary.prefetch(id, bytes);
+    }
+
     /// The bytes a token stands for.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.vocabulary.piece(id)

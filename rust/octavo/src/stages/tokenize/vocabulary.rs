@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use octavo_kernels::prefetch::prefetch;
+
 /// What a token is. GGUF has numbers for these; a Hugging Face folder says it in other words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -89,6 +91,18 @@ impl Vocabulary {
     pub fn name(&self, id: u32) -> Option<&str> {
         // Names come from `str`s.
         self.contains(id).then(|| std::str::from_utf8(self.names.get(id)).unwrap_or_default())
+    }
+
+    /// Asks the memory for what a token is and where its `bytes` are, or for these.
+    pub fn prefetch(&self, id: u32, bytes: bool) {
+        match (self.contains(id), bytes) {
+            (false, _) => {}
+            (true, true) => prefetch(self.pieces.get(id)),
+            (true, false) => {
+                prefetch(&self.kinds[id as usize]);
+                prefetch(&self.pieces.ends[(id as usize).saturating_sub(1)..=id as usize]);
+            }
+        }
     }
 
     /// The bytes it stands for.
