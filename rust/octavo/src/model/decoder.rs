@@ -1,8 +1,6 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{
-    Activation, Backend, BlockCopy, CacheLayer, CacheShape, DrawnRow, Result, RowDraw, StepInput,
-};
+use octavo_kernels::{Activation, Backend, BlockCopy, CacheLayer, CacheShape, DrawnRow, Result, RowDraw, StepInput};
 
 use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
