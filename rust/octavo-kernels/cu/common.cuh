@@ -131,6 +131,7 @@ using u8 = unsigned char;
 using i8 = signed char;
 using u16 = uint16_t;
 using u32 = uint32_t;
+using u64 = unsigned long long;
 
 // One access of a vector type, as float4 or uint4. The address must be a multiple of its size.
 template <class V, class P> __device__ __forceinline__ V load(P from) { return *cast<const V>(from); }

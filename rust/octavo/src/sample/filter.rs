@@ -59,7 +59,7 @@ impl Kept {
         }
     }
 
-    /// The token at `coin` · total of the running sum of weights. A weight of 0 is never picked.
+    /// The token at `coin` · total of the running sum of weights, which is exact. A weight of 0 is never picked.
     pub fn pick(&self, coin: f64) -> u32 {
         let target = coin * self.total;
         let mut sum = 0.0;
@@ -80,10 +80,9 @@ impl Kept {
                     }
                 }
             }
-            // Not reached only by rounding: summed one by one, the block came out a hair below its sum in lanes.
             return self.id(last);
         }
-        // Rounding again: coin · total came out as the total.
+        // Rounding: coin · total came out as the total.
         let alive = self.weights[..self.count].iter().rposition(|&weight| weight > 0.0);
         self.id(alive.expect("the likeliest token has a weight"))
     }
@@ -137,6 +136,7 @@ impl Kept {
         block_sums.clear();
         for (weights, logits) in weights[..*count].chunks_mut(BLOCK).zip(logits.chunks(BLOCK)) {
             softmax::weigh(weights, logits, max, temperature);
+            weights.iter_mut().for_each(|weight| *weight = softmax::round(*weight));
             block_sums.push(softmax::sum(weights));
         }
         self.total = block_sums.iter().sum();
@@ -216,8 +216,13 @@ fn top_p_border(logits: &[f32], weights: &[f32], total: f64, top_p: f32, keys: &
 
 /// The logit of `min_p` times the largest probability.
 fn min_p_floor(max: f32, params: &SamplingParams) -> f32 {
+    (f64::from(max) + min_p_offset(params)) as f32
+}
+
+/// How far below the largest logit that is, as a number below 0; −∞ where nothing is too far.
+pub fn min_p_offset(params: &SamplingParams) -> f64 {
     if params.min_p == 0.0 {
-        return f32::NEG_INFINITY;
+        return f64::NEG_INFINITY;
     }
-    (f64::from(max) + f64::from(params.temperature) * f64::from(params.min_p).ln()) as f32
+    f64::from(params.temperature) * f64::from(params.min_p).ln()
 }

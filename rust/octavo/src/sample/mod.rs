@@ -16,6 +16,9 @@
 //!
 //! **Ties.** Among equal logits the smaller id is the likelier one: greedy takes it, `top_p` and the lists of
 //! alternatives fill up with it first. `top_k` keeps every token equal to the k-th, so it may keep more than k.
+//!
+//! **Elsewhere.** A device that draws where the logits are takes the same steps with the same numbers and gives the same
+//! tokens and log-probabilities, to the bit: so a row may be drawn here or there, as it suits.
 
 use octavo_kernels::cpu::Isa;
 use octavo_kernels::cpu::vector::{Kernel, Vector};
@@ -29,12 +32,13 @@ mod mask; // which tokens may be drawn
 mod logprobs; // log-probabilities and ranks of raw logits
 mod penalties; // what changes single logits: masks, bias, penalties
 pub mod random; // coins
+mod row; // a draw as a device takes it
 mod select; // the largest values, without sorting
 mod softmax; // exp, and sums in one order
 
 pub use history::TokenHistory;
 pub use mask::TokenMask;
-pub use penalties::takes_largest;
+pub use row::{RowChanges, drawn};
 
 /// Draws tokens. Owns the scratch memory for one vocabulary, so a draw allocates nothing (but the log-probabilities it
 /// returns).
@@ -95,7 +99,7 @@ impl Sampler {
             return Ok(scan);
         }
         let token = logits.iter().position(|&value| !select::is_logit(value)).unwrap_or(0);
-        Err(format!("the model's logit of token {token} is {}: the model gave no answer", logits[token]))
+        Err(no_logit(token, logits[token]))
     }
 
     /// Everything but the coin.
@@ -106,9 +110,7 @@ impl Sampler {
             Some(adjusted) => (adjusted, self.isa.run(Scan(adjusted))),
         };
         if seen.max == f32::NEG_INFINITY {
-            return Err("no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, \
-                        bad_words or min_tokens"
-                .into());
+            return Err(NOTHING_LEFT.into());
         }
         if draw.params.temperature == 0.0 {
             return Ok(Choice::Greedy(seen.first));
@@ -164,3 +166,9 @@ impl Kernel for Logprobs<'_> {
         logprobs::of(self.logits, self.token, self.k)
     }
 }
+
+fn no_logit(token: usize, logit: f32) -> String {
+    format!("the model's logit of token {token} is {logit}: the model gave no answer")
+}
+
+const NOTHING_LEFT: &str = "no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, bad_words or min_tokens";
