@@ -154,15 +154,21 @@ pub enum CacheDtype {
     F16,
     /// 2 bytes, bfloat16.
     Bf16,
+    /// 1 byte: four bits of exponent, three of mantissa; what is beyond ±448 becomes that. For GPUs.
+    Fp8E4m3,
 }
 
 impl CacheDtype {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Fp8E4m3];
+
     /// As settings spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Fp8E4m3 => "fp8_e4m3",
         }
     }
 
@@ -171,6 +177,7 @@ impl CacheDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Fp8E4m3 => 1,
         }
     }
 }

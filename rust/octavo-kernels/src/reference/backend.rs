@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{attention, dequantise::dequantise, experts, gated, linear, norm, rope};
+use super::{attention, dequantise::dequantise, e4m3, experts, gated, linear, norm, rope};
 use crate::{
     Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result,
     RopeSpec, StepInput, StepLimits, Weight, convert, routing::Routing, step::Step,
@@ -127,6 +127,7 @@ impl Cache {
             CacheDtype::F32 => |x| x,
             CacheDtype::F16 => |x| f16::from_f32(x).to_f32(),
             CacheDtype::Bf16 => |x| bf16::from_f32(x).to_f32(),
+            CacheDtype::Fp8E4m3 => e4m3::round,
         };
         for (kept, &value) in self.values[at..][..values.len()].iter_mut().zip(values) {
             *kept = round(value);
