@@ -74,7 +74,7 @@ template <class T> struct Pages {
                                             block_size, head_dim);
     }
     // From a key to its value.
-    __device__ __forceinline__ size_t to_values() const { return size_t(kv_heads) * block_size * head_dim * sizeof(T); }
+    __device__ __forceinline__ int to_values() const { return kv_heads * block_size * head_dim * int(sizeof(T)); }
 };
 
 // The warp's part of a tile: lane `l` has pairs group = l / 4 and group + 8. Sums have the layout of D: the lane has

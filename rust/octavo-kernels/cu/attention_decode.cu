@@ -14,8 +14,7 @@ __device__ __forceinline__ size_t first_split_of(global<const u32> row_tables, i
 // A unit where it lies in the cache.
 template <class T, int CHUNKS, bool WHOLE> struct InCache {
     global<const u8> keys[UNIT<CHUNKS> / 16];
-    size_t to_values;
-    int row_bytes;
+    int to_values, row_bytes;
 
     __device__ __forceinline__ InCache(const Pages<T> &pages, int start, Seen any)
         : to_values(pages.to_values()), row_bytes(sizeof(T) * (WHOLE ? CHUNK * CHUNKS : pages.head_dim)) {
@@ -40,6 +39,7 @@ __device__ __forceinline__ void decode(global<float> out, global<float> partials
                                        int kv_heads, int head_dim, int block_size, float scale, int window,
                                        float soft_cap) {
     SHARED(uint4, queries, QUERIES<CHUNKS>);
+    if constexpr (WHOLE) head_dim = CHUNK * CHUNKS;
     int row = blockIdx.x, kv_head = blockIdx.y % kv_heads, heads = query_heads / kv_heads;
     int first_head = kv_head * heads + blockIdx.y / kv_heads * PAIRS, heads_here = min((kv_head + 1) * heads - first_head, PAIRS);
     Seen seen = seen_from(positions[row], window);
@@ -70,26 +70,20 @@ __device__ __forceinline__ void decode(global<float> out, global<float> partials
         for (int half = 0; half < 2; half++) {
             int pair = group + 8 * half, head = first_head + pair;
             if (pair >= heads_here) continue;
-            if (!spread) {
-                global<float> place = out + (size_t(row) * query_heads + head) * head_dim;
-                // Adding to nothing, as a merge would: that changes a negative zero.
-                for_components<CHUNKS>(head_dim, [&](int component, int n, int column) {
-                    place[component] = (0.0f + tile.sums[n][2 * half + column]) / tile.total[half];
-                });
-                continue;
-            }
             size_t at = (first_split_of(row_tables, row, block_size) + split) * query_heads + head;
-            global<float> place = partials + at * (head_dim + 2);
+            global<float> place = spread ? partials + at * (head_dim + 2) : out + (size_t(row) * query_heads + head) * head_dim;
+            // Added to nothing, as in a merge: that changes a negative zero.
+            float share = spread ? 1.0f : 1.0f / tile.total[half];
             for_components<CHUNKS>(head_dim, [&](int component, int n, int column) {
-                place[component] = tile.sums[n][2 * half + column];
+                place[component] = (0.0f + tile.sums[n][2 * half + column]) * share;
             });
-            if (quad == 0) place[head_dim] = tile.most[half], place[head_dim + 1] = tile.total[half];
+            if (spread && quad == 0) place[head_dim] = tile.most[half], place[head_dim + 1] = tile.total[half];
         }
     }
 }
 
 #define DECODE(T, name, chunks, whole)                                                                                 \
-    KERNEL(attention_decode_##name, WARP, global<float> out, global<float> partials, global<const float> qkv,          \
+    KERNEL_WITH_BLOCKS(attention_decode_##name, WARP, chunks > 2 || !whole ? 8 : 11, global<float> out, global<float> partials, global<const float> qkv,          \
            global<const u8> layer, global<const u32> positions, global<const u32> row_tables,                          \
            global<const u32> tables, int rows, int query_heads, int kv_heads, int head_dim, int block_size,            \
            float scale, int window, float soft_cap) {                                                                  \
@@ -113,5 +107,5 @@ KERNEL(merge_splits, 256, global<float> out, global<const float> partials, globa
         merge(most, total, partials[at + head_dim], partials[at + head_dim + 1], keep, add);
         sum = sum * keep + partials[at + component] * add;
     }
-    out[(size_t(row) * gridDim.y + head) * head_dim + component] = sum / total;
+    out[(size_t(row) * gridDim.y + head) * head_dim + component] = sum * (1.0f / total);
 }

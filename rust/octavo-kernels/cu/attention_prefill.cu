@@ -9,22 +9,19 @@
 
 constexpr int WARPS = 4;
 
-// A unit in shared memory: keys, then values, lines of CHUNKS · 64 components in pieces of 16 bytes. The pieces of a line are
-// in another order in each line, so that lanes that read at once (four or eight lines at one component) meet no bank twice.
+// A unit in shared memory: lines of CHUNKS · 64 components of keys, then of values. Each line is longer than it need be by
+// so much that lanes that read at once meet no bank twice: 32 components of neighbouring keys, and 8 of two or four
+// groups of every second value.
 template <class T, int CHUNKS> struct Staged {
-    static constexpr int PIECES = CHUNK * CHUNKS * sizeof(T) / 16, BYTES = 2 * UNIT<CHUNKS> * PIECES * 16;
+    static constexpr int LINE = CHUNK * CHUNKS * sizeof(T), KEY_LINE = LINE + 32 * sizeof(T), VALUE_LINE = LINE + 16;
+    static constexpr int VALUES = UNIT<CHUNKS> * KEY_LINE, BYTES = VALUES + UNIT<CHUNKS> * VALUE_LINE;
     shared<u8> begin;
 
-    // Where byte `byte` of line `line` is; lines of values follow those of keys.
-    static __device__ __forceinline__ int place(int line, int byte) {
-        int swap = line / 2 % 4 * 2 ^ (PIECES >= 8 ? line % 2 * 4 : 0);
-        return ((line * PIECES + byte / 16) ^ swap) * 16 + byte % 16;
-    }
     __device__ __forceinline__ uint4 key(int at, int component) const {
-        return Cached<T>::eight(begin + place(at, sizeof(T) * component));
+        return Cached<T>::eight(begin + (at * KEY_LINE + int(sizeof(T)) * component));
     }
     __device__ __forceinline__ uint4 value(int at, int component) const {
-        return Cached<T>::eight(begin + place(UNIT<CHUNKS> + at, sizeof(T) * component));
+        return Cached<T>::eight(begin + (VALUES + at * VALUE_LINE + int(sizeof(T)) * component));
     }
 };
 
@@ -36,12 +33,13 @@ __device__ __forceinline__ void fetch(Staged<T, CHUNKS> to, const Pages<T> &page
     constexpr int BYTES = WHOLE || sizeof(T) == 2 ? 16 : 8; // of a copy: what divides a row
     int warp = threadIdx.x / WARP, is_value = warp % 2, run = warp / 2 % RUNS, first = warp / (2 * RUNS) * LINES;
     int row_bytes = sizeof(T) * (WHOLE ? CHUNK * CHUNKS : pages.head_dim), copies = row_bytes / BYTES;
-    int position = start + 16 * run, first_line = is_value * UNIT<CHUNKS> + 16 * run;
+    int position = start + 16 * run, line_bytes = is_value ? to.VALUE_LINE : to.KEY_LINE;
+    shared<u8> lines = to.begin + (is_value * to.VALUES + 16 * run * line_bytes);
     bool wanted = Pages<T>::has(position, all);
     global<const u8> from = pages.at(position, all) + is_value * pages.to_values();
     for (int i = threadIdx.x % WARP; i < LINES * copies; i += WARP) {
         int line = first + i / copies, byte = i % copies * BYTES;
-        copy_async<BYTES>(to.begin + to.place(first_line + line, byte), from + line * row_bytes + byte, wanted);
+        copy_async<BYTES>(lines + (line * line_bytes + byte), from + line * row_bytes + byte, wanted);
     }
 }
 
@@ -74,15 +72,14 @@ __device__ __forceinline__ void attend(const Task &task, const Pages<T> &pages, 
     int first = max(aligned, run.position), rows = min(aligned + warp_rows, run.position + run.here) - first;
     int row = run.row + first - run.position;
     Tile<CHUNKS> tile;
-    int places[2]; // of the pairs, in units of head_dim of `out`
-    bool real[2];
+    auto place_of = [&](int half) { // the row from the warp's first on; of no pair: -1
+        int of_row = (group + 8 * half) / task.heads;
+        return of_row < rows ? of_row : -1;
+    };
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int pair = group + 8 * half, of_row = pair / task.heads, head = task.first_head + pair % task.heads;
-        real[half] = of_row < rows;
-        if (!real[half]) of_row = 0;
+        int of_row = max(place_of(half), 0), head = task.first_head + (group + 8 * half) % task.heads;
         tile.ends[half] = first + of_row + 1;
-        places[half] = (row + of_row) * task.query_heads + head;
         size_t at = (size_t(row + of_row) * (task.query_heads + 2 * task.kv_heads) + head) * head_dim;
         if (rows > 0) put_query<T, CHUNKS>(queries, task.qkv + at, half, head_dim);
     }
@@ -90,7 +87,7 @@ __device__ __forceinline__ void attend(const Task &task, const Pages<T> &pages, 
     Seen all = {seen_from(run.position, task.window).first, run.position + run.here};
     Seen any = {seen_from(first, task.window).first, first + max(rows, 0)};
     int begin = all.first / POSITIONS * POSITIONS, count = ceil_div(all.end - begin, POSITIONS);
-    float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
+    float most[2] = {-INFINITY, -INFINITY}, total[2] = {}; // of the splits before
     tile.clear();
     __syncthreads(); // of those that read the last run's units
     fetch<T, CHUNKS, WHOLE>(stage(0), pages, begin, all);
@@ -109,14 +106,15 @@ __device__ __forceinline__ void attend(const Task &task, const Pages<T> &pages, 
         bool only = start / KV_SPLIT == any.first / KV_SPLIT;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (!real[half]) continue;
+            int of_row = place_of(half), head = task.first_head + (group + 8 * half) % task.heads;
+            if (of_row < 0) continue;
             float keep, add;
             merge(most[half], total[half], tile.most[half], tile.total[half], keep, add);
-            global<float> place = task.out + size_t(places[half]) * head_dim;
+            float share = last ? 1.0f / total[half] : 1.0f;
+            global<float> place = task.out + (size_t(row + of_row) * task.query_heads + head) * head_dim;
             for_components<CHUNKS>(head_dim, [&](int component, int n, int column) {
                 float before = only ? 0.0f : place[component];
-                float sum = before * keep + tile.sums[n][2 * half + column] * add;
-                place[component] = last ? sum / total[half] : sum;
+                place[component] = (before * keep + tile.sums[n][2 * half + column] * add) * share;
             });
         }
         tile.clear();
@@ -130,6 +128,7 @@ __device__ __forceinline__ void prefill(global<float> out, global<const float> q
                                         global<const u32> positions, global<const u32> row_tables,
                                         global<const u32> tables, int rows, int query_heads, int kv_heads, int head_dim,
                                         int block_size, float scale, int window, float soft_cap) {
+    if constexpr (WHOLE) head_dim = CHUNK * CHUNKS;
     int lane = threadIdx.x % WARP, heads = query_heads / kv_heads;
     int kv_head = blockIdx.y % kv_heads, head = blockIdx.y / kv_heads * PAIRS, heads_here = min(heads - head, PAIRS);
     int warp_rows = PAIRS / heads_here, most_rows = WARPS * warp_rows;
@@ -154,7 +153,7 @@ __device__ __forceinline__ void prefill(global<float> out, global<const float> q
 }
 
 #define PREFILL(T, name, chunks, whole)                                                                                \
-    KERNEL(attention_prefill_##name, WARPS *WARP, global<float> out, global<const float> qkv, global<const u8> layer,  \
+    KERNEL_WITH_BLOCKS(attention_prefill_##name, WARPS *WARP, 2, global<float> out, global<const float> qkv, global<const u8> layer,  \
            global<const u32> positions, global<const u32> row_tables, global<const u32> tables, int rows,              \
            int query_heads, int kv_heads, int head_dim, int block_size, float scale, int window, float soft_cap) {     \
         prefill<T, chunks, whole>(out, qkv, layer, positions, row_tables, tables, rows, query_heads, kv_heads,         \

@@ -12,7 +12,11 @@
 #include <type_traits>
 
 // KERNEL(name, most threads of a block, parameters …) { … }
+// KERNEL_WITH_BLOCKS(name, most threads of a block, blocks, parameters …): one of which so many blocks are meant to be on a
+// multiprocessor at a time; the compiler takes as many registers as that leaves, and no fewer.
 #define KERNEL(name, max_threads, ...) extern "C" __global__ void __launch_bounds__(max_threads) name(__VA_ARGS__)
+#define KERNEL_WITH_BLOCKS(name, max_threads, blocks, ...)                                                             \
+    extern "C" __global__ void __launch_bounds__(max_threads, blocks) name(__VA_ARGS__)
 
 // Memory of the device, and of a block. In tests they are checked pointers: take one apart with `cast`, `load` and
 // `store`, never with a C++ cast.

@@ -173,13 +173,13 @@ __device__ __forceinline__ void many(global<float> out, int stride, const Int8Ro
 // Named by how many rows they are for, ROWS of which go to a tile; blockIdx.x counts tiles. `stride`: from one row of `out`
 // to the next. `x`: of `quantise_rows`. `bias` may be null.
 #define PRODUCT(name, threads, F, ROWS, ...)                                                                           \
-    KERNEL(linear8_##name, threads, global<float> out, int stride, global<const u8> x, global<const u8> weights,       \
+    KERNEL_WITH_BLOCKS(linear8_##name, threads, 4 - int8::F::GROUPS, global<float> out, int stride, global<const u8> x, global<const u8> weights,       \
            global<const float> bias, int rows, int outputs, int inputs) {                                              \
         int first = blockIdx.x * ROWS;                                                                                 \
         many<int8::F, __VA_ARGS__>(out + size_t(first) * stride, stride, {x, rows, first, inputs}, weights, 0, bias,   \
                                    min(rows - first, ROWS), outputs, inputs);                                          \
     }                                                                                                                  \
-    KERNEL(expert_linear8_##name, threads, global<float> out, int stride, global<const u8> x, int slots,               \
+    KERNEL_WITH_BLOCKS(expert_linear8_##name, threads, 4 - int8::F::GROUPS, global<float> out, int stride, global<const u8> x, int slots,               \
            global<const u8> weights, int first_byte, u32 expert_bytes, global<const u32> first_slots,                  \
            int first_expert, int experts, int outputs, int inputs) {                                                   \
         ExpertTile tile = find_tile(first_slots, first_expert, experts, ROWS, blockIdx.x);                             \

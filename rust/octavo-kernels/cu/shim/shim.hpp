@@ -176,6 +176,8 @@ template <class... P> Registered(const char *, unsigned, void (*)(P...)) -> Regi
     static shim::Registered name##_registered(#name, max_threads, name);                                               \
     static void name(__VA_ARGS__)
 
+#define KERNEL_WITH_BLOCKS(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
+
 template <class T> using global = shim::Pointer<T, shim::Space::Global>;
 template <class T> using shared = shim::Pointer<T, shim::Space::Shared>;
 

@@ -134,5 +134,7 @@ impl CudaBackend {
 /// values.
 fn prefill_shared_bytes(most: usize, dtype: CacheDtype) -> usize {
     let positions = if most > 128 { 16 } else { 32 };
-    PREFILL_WARPS * PAIRS * most * 2 + 2 * 2 * positions * most * dtype.bytes()
+    // Lines of keys and of values are longer than they need be.
+    let unit_bytes = positions * (2 * most * dtype.bytes() + 32 * dtype.bytes() + 16);
+    PREFILL_WARPS * PAIRS * most * 2 + 2 * unit_bytes
 }
