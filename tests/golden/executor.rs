@@ -41,7 +41,8 @@ fn batch(prompts: &[(&[u32], Entry)]) -> Batch {
 fn entry(draw: bool, prompt_logprobs: Option<usize>, prompt_next: &[u32], logits: LogitRows) -> Entry {
     let params = Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
     let draw = draw.then(|| Draw { params, seed: 0, position: 0, history: None, banned: [].into() });
-    Entry { id: RequestId(1), draw, guide: None, prompt_logprobs, prompt_next: prompt_next.to_vec(), logits }
+    let prompt_next = prompt_next.to_vec();
+    Entry { id: RequestId(1), draw, goes_on: true, guide: None, prompt_logprobs, prompt_next, logits }
 }
 
 /// A batch that draws greedily after one prompt.

@@ -12,6 +12,7 @@ mod ropes; // rotary embeddings from configurations
 mod types; // every type of weight, and every type that weights are run as
 mod executor; // what a batch gives back
 mod device; // recorded steps, failures
+mod ahead; // steps that are begun before they are asked for
 mod files; // what is read besides weights, and errors that say what is wrong
 mod broken; // truncated and corrupt files
 mod real; // real models, where their files are at hand

@@ -129,6 +129,7 @@ impl Sequence {
         batch.entries.push(Entry {
             id: RequestId(number as u64),
             draw: ends.then_some(draw),
+            goes_on: true,
             guide: None,
             prompt_logprobs: in_prompt.then_some(0),
             prompt_next: prompt_next.to_vec(),

@@ -161,6 +161,7 @@ using u8 = unsigned char;
 using i8 = signed char;
 using u16 = uint16_t;
 using u32 = uint32_t;
+using u64 = unsigned long long;
 
 // Eight bits: the sign, four of exponent, three of mantissa. Up to 448; no infinity; all ones is not a number.
 struct e4m3 {

@@ -6,6 +6,7 @@
 
 pub mod types; // element and block types, and how their bytes decode to f32
 pub mod ops; // trait Backend: the operations, shapes in each doc
+pub mod draw; // what a draw of a token is told, and what it says
 pub mod reference; // plain loops that define each operation; never made fast
 pub mod convert; // rows of one type as rows of another, at load
 pub mod cpu; // packed weights, vector kernels, the worker pool
@@ -15,6 +16,7 @@ pub mod file; // a read-only mapped file
 
 mod step; // a backend's copy of a step's input
 
+pub use draw::{DrawnRow, RowDraw, RowStatistics};
 pub use ops::{
     Activation, Backend, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle,
     Segment, StepInput, StepLimits, Weight,

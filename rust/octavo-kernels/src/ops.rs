@@ -10,6 +10,9 @@
 //! additions per output element. Attention walks a sequence's cached positions in one fixed order, in splits of
 //! [`KV_SPLIT`] positions counted from the sequence's start.
 
+use std::ops::Range;
+
+use crate::draw::{DrawnRow, RowDraw};
 use crate::{DType, Result};
 
 /// Attention accumulates over runs of this many positions and then merges the runs in order. Counted from position 0 of
@@ -65,7 +68,7 @@ pub struct Segment {
 /// for each group, one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
-    /// Token id of every row.
+    /// Token id of every row, see also [`StepInput::DRAWN`].
     pub ids: &'a [u32],
     /// Position of every row in its own sequence.
     pub positions: &'a [u32],
@@ -80,6 +83,9 @@ pub struct StepInput<'a> {
 impl StepInput<'_> {
     /// A block table entry whose block has been given back (it lies before every window of the segment).
     pub const NO_BLOCK: u32 = u32::MAX;
+    /// An id from here on is the token that draw number `id - DRAWN` of the last step with draws gave, which nobody on the
+    /// host need have seen. In steps with draws of backends that draw.
+    pub const DRAWN: u32 = 1 << 31;
 }
 
 /// How attention heads share one projected row: `[query heads | key heads | value heads] · head_dim`.
@@ -265,7 +271,7 @@ pub trait Backend: Send + 'static {
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.
     fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Self::Routing>;
 
-    /// Copies blocks, keys and values of all their layers. Between two steps.
+    /// Copies blocks, spare ones too, keys and values of all their layers. Between two steps.
     fn copy_blocks(&mut self, cache: &mut Self::Cache, copies: &[BlockCopy]);
 
     /// Begins a step: keeps a copy of `input` for the operations that follow. Panics if it exceeds the limits the
@@ -273,13 +279,14 @@ pub trait Backend: Send + 'static {
     fn begin(&mut self, input: &StepInput<'_>);
 
     /// Begins a step and does its `operations`, which are told how many rows there are: those of `input`, and maybe some
-    /// more that belong to nobody. They are the same ones on the same buffers in every step and read nothing, so a backend
-    /// may record them, and repeat what it has recorded.
-    fn run(&mut self, input: &StepInput<'_>, operations: impl FnOnce(&mut Self, usize))
+    /// more that belong to nobody. They are the same ones on the same buffers in every step with or without `draws`, of which
+    /// there are none or one for each row, and read nothing, so a backend may record them, and repeat what it has recorded.
+    fn run(&mut self, input: &StepInput<'_>, draws: &[RowDraw<'_>], operations: impl FnOnce(&mut Self, usize))
     where
         Self: Sized,
     {
         self.begin(input);
+        self.set_draws(draws);
         operations(self, input.ids.len());
     }
 
@@ -396,10 +403,34 @@ pub trait Backend: Send + 'static {
     /// `x = soft_cap ? cap · tanh(x · scale / cap) : x · scale`, in place, over `(rows, width)`.
     fn scale_and_cap(&mut self, x: &mut Self::Buffer, scale: f32, soft_cap: Option<f32>, width: usize, rows: usize);
 
-    /// The index of the largest value of every row of `(rows, width)`, the smallest one among equals; `u32::MAX` for a row
-    /// that holds NaN or +∞, or nothing but −∞. `None`: the values are on the host already, where they can be looked at.
-    fn largest<'a>(&'a mut self, _x: &'a Self::Buffer, _rows: usize, _width: usize) -> Option<&'a [u32]> {
-        None
+    /// Takes what drawing tokens where the logits are needs, from up to `rows` rows of `vocab` logits at once. `false`: they
+    /// are on the host, and so are draws. Then there is nothing of what follows.
+    fn draws(&mut self, _vocab: usize, _rows: usize) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Whether there is room for what changes a row's logits.
+    fn draws_from(&self, _draw: &RowDraw<'_>) -> bool {
+        false
+    }
+
+    /// Blocks of the cache beyond its shape, for rows that run before anybody has said which blocks are theirs.
+    fn spare_blocks(&self) -> Range<u32> {
+        0..0
+    }
+
+    /// How tokens are drawn next, in the step that has begun.
+    fn set_draws(&mut self, _draws: &[RowDraw<'_>]) {}
+
+    /// Draws a token from each of `rows` rows of logits, as the draws from number `first` on say.
+    fn draw(&mut self, _logits: &Self::Buffer, _first: usize, _rows: usize) {}
+
+    /// Sends what becomes of the first `rows` draws to the host, where it is read with [`Backend::drawn`].
+    fn send_drawn(&mut self, _rows: usize) {}
+
+    /// What was sent first of all that has not been read. Waits for the device.
+    fn drawn(&mut self) -> &[DrawnRow] {
+        &[]
     }
 
     /// The first `rows · width` values on the host. Waits for the device.

@@ -295,6 +295,22 @@ inline unsigned __float_as_uint(float value) {
     std::memcpy(&bits, &value, 4);
     return bits;
 }
+inline double __hiloint2double(int high, int low) {
+    uint64_t bits = uint64_t(uint32_t(high)) << 32 | uint32_t(low);
+    double value;
+    std::memcpy(&value, &bits, 8);
+    return value;
+}
+inline int __double2hiint(double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, 8);
+    return int(bits >> 32);
+}
+inline int __double2loint(double value) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, 8);
+    return int(bits);
+}
 template <class T> inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> inline T max(T a, T b) { return a < b ? b : a; }
 

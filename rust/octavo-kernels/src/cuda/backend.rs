@@ -1,18 +1,27 @@
 //! The trait [`Backend`] over a device: each operation is a launch or a few, see `cu/`.
 
 mod attention; // which kernels, over how many warps
+mod memory; // what lies on the device
 mod products; // which kernels, over how many rows
+mod run; // a step, launched or repeated
+
+pub use memory::{Buffer, Cache, Rope, Routing, Vector};
+
+use std::ops::Range;
 
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
-use super::driver::Address;
-use super::graphs::{Graphs, How};
+use super::draws::{Draws, MOST_CHANGES};
+use super::graphs::Graphs;
 use super::linear::Rounded;
 use super::matrix::Matrix;
 use super::step::StepOnDevice;
+use crate::draw::{DrawnRow, RowDraw};
 use crate::{
     Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec,
     RopeStyle, StepInput, StepLimits, Weight, step::Step,
 };
+use memory::RopeTable;
+use run::{most_draws, most_spares};
 
 /// The backend over a GPU.
 pub struct CudaBackend {
@@ -23,9 +32,11 @@ pub struct CudaBackend {
     graphs: Graphs,
     /// Where rows that belong to nobody write their keys and values: there is a block for them. None before the cache.
     null_slot: Option<u32>,
-    /// What `largest` finds, and where it puts that on the host.
-    found: Memory,
-    found_on_host: Vec<u32>,
+    /// Blocks for rows that run ahead.
+    spares: Range<u32>,
+    /// Once they are asked for.
+    draws: Option<Draws>,
+    drawn: Vec<DrawnRow>,
     /// Where `read` puts what it reads.
     host: Vec<f32>,
     limits: StepLimits,
@@ -34,70 +45,25 @@ pub struct CudaBackend {
     partials: Option<Memory>,
 }
 
-/// A vector of f32.
-pub struct Vector {
-    memory: Memory,
-    len: usize,
-}
-
-/// `(rows, width)` of f32.
-pub struct Buffer {
-    memory: Memory,
-    width: usize,
-}
-
-/// The KV cache: `[layer][block][k|v][kv_head][block_size][head_dim]`, with a block that is nobody's as the last one.
-pub struct Cache {
-    memory: Memory,
-    shape: CacheShape,
-}
-
-/// The number of a registered rotary embedding.
-#[derive(Clone, Copy, Debug)]
-pub struct Rope(usize);
-
-/// A rotary embedding, and its angles for the step's rows.
-struct RopeTable {
-    inv_freq: Memory,
-    /// `(rows, [cos | sin])`.
-    angles: Memory,
-    pairs: usize,
-    scale: f32,
-    style: RopeStyle,
-}
-
-/// Where a step's rows go in a mixture of experts; what each array holds is said in [`crate::routing`].
-pub struct Routing {
-    experts: usize,
-    per_row: usize,
-    /// Of the step that runs.
-    rows: usize,
-    most_rows: usize,
-    /// `(rows, per_row)`: expert, weight and slot of every choice.
-    experts_of: Memory,
-    weights_of: Memory,
-    slots: Memory,
-    slot_rows: Memory,
-    first_slots: Memory,
-}
-
 /// Heads of a block of `rope_and_cache`: one for each warp.
 const ROPE_HEADS: usize = 4;
 /// The widest head that `attention` takes.
 const MOST_HEAD_DIM: usize = 256;
+const NO_DRAWS: &str = "draws were asked for";
 
 impl CudaBackend {
     /// Takes what does not depend on a model from `device`.
     pub fn open(device: Device, limits: StepLimits) -> Result<Self> {
-        let on_device = StepOnDevice::new(&device, limits)?;
+        let on_device = StepOnDevice::new(&device, limits, most_draws(&limits))?;
         Ok(Self {
             on_device,
             step: Step::new(limits),
             ropes: Vec::new(),
             graphs: Graphs::new(&device),
             null_slot: None,
-            found: device.take_array("what is found", 4, &[limits.rows])?,
-            found_on_host: Vec::with_capacity(limits.rows),
+            spares: 0..0,
+            draws: None,
+            drawn: Vec::new(),
             host: Vec::new(),
             limits,
             device,
@@ -109,54 +75,6 @@ impl CudaBackend {
     /// How many sizes of decode steps have been recorded.
     pub fn graphs(&self) -> usize {
         self.graphs.count()
-    }
-
-    /// The angles of all rotary embeddings for the step's rows.
-    fn rope_angles(&self) {
-        for rope in &self.ropes {
-            let (threads, blocks) = columns(rope.pairs);
-            self.device
-                .launch("rope_angles", [self.step.rows(), blocks], threads)
-                .pointer(rope.angles.at())
-                .pointer(self.on_device.positions())
-                .pointer(rope.inv_freq.at())
-                .int(rope.pairs)
-                .float(rope.scale)
-                .go();
-        }
-    }
-}
-
-impl Buffer {
-    /// Where it begins. Panics unless it holds `(rows, width)`.
-    fn rows(&self, rows: usize, width: usize) -> Address {
-        assert!(4 * rows * width <= self.memory.bytes(), "{rows} × {width} of {} bytes", self.memory.bytes());
-        self.memory.at()
-    }
-}
-
-impl Vector {
-    /// Where it begins. Panics unless it has `len` values.
-    fn of(&self, len: usize) -> Address {
-        assert_eq!(self.len, len);
-        self.memory.at()
-    }
-}
-
-impl Cache {
-    /// Where a layer begins.
-    fn layer(&self, place: CacheLayer) -> Address {
-        let layer_bytes = self.blocks() * self.shape.block_bytes() / self.shape.layers;
-        assert!(place.layer < self.shape.layers, "{place:?} of {:?}", self.shape);
-        self.memory.offset(place.layer * layer_bytes)
-    }
-    /// With nobody's.
-    fn blocks(&self) -> usize {
-        self.shape.blocks + 1
-    }
-    fn check(&self, heads: Heads) {
-        let shape = self.shape;
-        assert!(heads.kv == shape.kv_heads && heads.head_dim == shape.head_dim, "{heads:?} over {shape:?}");
     }
 }
 
@@ -203,13 +121,15 @@ impl Backend for CudaBackend {
             )));
         }
         let refused = BackendError::OutOfMemory { what: "the KV cache", bytes: usize::MAX };
-        let slots = blocks.checked_add(1).and_then(|all| all.checked_mul(block_size));
+        let slots = blocks.checked_add(1 + most_spares(&self.limits)).and_then(|all| all.checked_mul(block_size));
         let Some(slots) = slots.filter(|&slots| u32::try_from(slots).is_ok()) else { return Err(refused) };
         let lens = [layers, slots, 2, kv_heads, head_dim];
         let memory = self.device.take_array("the KV cache", dtype.bytes(), &lens)?;
         self.on_device.set_null_block(self.device.driver(), blocks as u32)?;
         self.null_slot = Some((blocks * block_size) as u32);
-        Ok(Cache { memory, shape })
+        let spares = blocks as u32 + 1;
+        self.spares = spares..spares + most_spares(&self.limits) as u32;
+        Ok(Cache { memory, shape, blocks: slots / block_size })
     }
 
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
@@ -242,7 +162,7 @@ impl Backend for CudaBackend {
     }
 
     fn copy_blocks(&mut self, cache: &mut Cache, copies: &[BlockCopy]) {
-        let CacheShape { layers, blocks, .. } = cache.shape;
+        let (layers, blocks) = (cache.shape.layers, cache.blocks());
         let block_bytes = cache.shape.block_bytes() / layers;
         // One after another: what one copy overwrites, an earlier one may have read.
         for &BlockCopy { from, to } in copies {
@@ -250,7 +170,7 @@ impl Backend for CudaBackend {
             self.device
                 .launch("copy_block", [layers], 256)
                 .pointer(cache.memory.at())
-                .int(cache.blocks())
+                .int(blocks)
                 .int(block_bytes / 16)
                 .int(from as usize)
                 .int(to as usize)
@@ -260,36 +180,12 @@ impl Backend for CudaBackend {
 
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
-        self.on_device.begin(&self.device, &self.step);
+        self.on_device.begin(&self.device, &self.step, &[]);
         self.rope_angles();
     }
 
-    /// Steps in which every sequence has one row are recorded, with so many rows that few sizes are.
-    fn run(&mut self, input: &StepInput<'_>, operations: impl FnOnce(&mut Self, usize)) {
-        let decodes = input.segments.iter().all(|segment| segment.rows == 1);
-        let Some(null_slot) = self.null_slot.filter(|_| decodes) else {
-            self.begin(input);
-            return operations(self, input.ids.len());
-        };
-        self.step.begin(input);
-        let rows = Graphs::padded(self.step.rows(), self.limits.rows);
-        self.step.pad(rows, null_slot);
-        self.on_device.begin(&self.device, &self.step);
-        let launch = |this: &mut Self| {
-            this.rope_angles();
-            operations(this, rows);
-        };
-        let device = self.device.clone();
-        match self.graphs.how(rows) {
-            How::Launch => launch(self),
-            How::Record => {
-                if let Some(graph) = device.record(|| launch(self)) {
-                    self.graphs.keep(rows, graph);
-                    device.attempt(|driver| driver.replay(graph));
-                }
-            }
-            How::Replay(graph) => device.attempt(|driver| driver.replay(graph)),
-        }
+    fn run(&mut self, input: &StepInput<'_>, draws: &[RowDraw<'_>], operations: impl FnOnce(&mut Self, usize)) {
+        self.run_step(input, draws, operations);
     }
 
     fn failure(&self) -> Option<String> {
@@ -298,7 +194,8 @@ impl Backend for CudaBackend {
 
     fn embed(&mut self, out: &mut Buffer, table: &Matrix, scale: f32) {
         let [run] = table.runs() else { panic!("an embedding is of one type") };
-        let most = self.step.ids.iter().max().map_or(0, |&id| id as usize);
+        let known = self.step.ids.iter().filter(|&&id| id < StepInput::DRAWN);
+        let most = known.max().map_or(0, |&id| id as usize);
         assert!(most < table.outputs(), "id {most} of {}", table.outputs());
         self.device
             .launch(format!("embed_{}", run.dtype.name()), [self.step.rows()], row_threads(table.inputs()))
@@ -462,6 +359,7 @@ impl Backend for CudaBackend {
             .pointer(out.rows(slots, width))
             .pointer(x.rows(routing.rows, width))
             .pointer(routing.slot_rows.at())
+            .int(0)
             .int(width)
             .go();
     }
@@ -489,12 +387,15 @@ impl Backend for CudaBackend {
         assert_eq!(width, out.width);
         let most = rows.iter().max().map_or(0, |&row| row as usize);
         let (out, x) = (out.rows(rows.len(), width), x.rows(most + 1, width));
-        let numbers = self.on_device.gather(&self.device, rows);
+        // Neighbours are only counted: nothing is uploaded, so that a recording may do it.
+        let neighbours = rows.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        let numbers = (!neighbours).then(|| self.on_device.gather(&self.device, rows));
         self.device
             .launch("gather", [rows.len()], row_threads(width))
             .pointer(out)
             .pointer(x)
-            .pointer(numbers)
+            .pointer_if(numbers)
+            .int(rows.first().map_or(0, |&row| row as usize))
             .int(width)
             .go();
     }
@@ -513,18 +414,36 @@ impl Backend for CudaBackend {
             .go();
     }
 
-    fn largest<'a>(&'a mut self, x: &'a Buffer, rows: usize, width: usize) -> Option<&'a [u32]> {
-        assert!(rows <= self.limits.rows);
-        self.device
-            .launch("largest", [rows], width.div_ceil(16).next_multiple_of(32).clamp(32, 1024))
-            .pointer(self.found.at())
-            .pointer(x.rows(rows, width))
-            .int(width)
-            .go();
-        self.found_on_host.clear();
-        self.found_on_host.resize(rows, u32::MAX);
-        self.device.attempt(|driver| driver.download(bytes_of_mut(&mut self.found_on_host), self.found.at()));
-        Some(&self.found_on_host)
+    fn draws(&mut self, vocab: usize, rows: usize) -> Result<bool> {
+        self.draws = Some(Draws::new(&self.device, vocab, rows, most_draws(&self.limits))?);
+        Ok(true)
+    }
+
+    fn draws_from(&self, draw: &RowDraw<'_>) -> bool {
+        draw.biases.len() + draw.counts.len() <= MOST_CHANGES
+    }
+
+    fn spare_blocks(&self) -> Range<u32> {
+        self.spares.clone()
+    }
+
+    fn set_draws(&mut self, draws: &[RowDraw<'_>]) {
+        let words = self.draws.as_mut().expect(NO_DRAWS).begin(&self.device, draws, draws.len());
+        self.on_device.set_draws(&self.device, words);
+    }
+
+    fn draw(&mut self, logits: &Buffer, first: usize, rows: usize) {
+        let draws = self.draws.as_ref().expect(NO_DRAWS);
+        draws.launch(&self.device, logits.rows(rows, draws.vocab()), self.on_device.draws(), first, rows);
+    }
+
+    fn send_drawn(&mut self, rows: usize) {
+        self.draws.as_mut().expect(NO_DRAWS).send(rows);
+    }
+
+    fn drawn(&mut self) -> &[DrawnRow] {
+        self.draws.as_mut().expect(NO_DRAWS).read(&mut self.drawn);
+        &self.drawn
     }
 
     fn read<'a>(&'a mut self, buffer: &'a Buffer, rows: usize, width: usize) -> &'a [f32] {

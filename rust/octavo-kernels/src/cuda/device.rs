@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::driver::{Address, Argument, ArgumentKind, Driver, GraphId, Launch};
+use super::driver::{Address, Argument, ArgumentKind, Driver, GraphId, HostId, Launch};
 use super::nvidia::Nvidia;
 use crate::{BackendError, Result};
 
@@ -32,6 +32,13 @@ impl Device {
         Err(BackendError::Unsupported("this build of octavo has no cuda-shim, which is for tests".to_owned()))
     }
 
+    /// One that does nothing, and counts what it is told.
+    #[cfg(feature = "cuda-shim")]
+    pub fn null() -> (Self, Arc<super::null::Null>) {
+        let null = Arc::new(super::null::Null::new());
+        (Self { driver: null.clone(), failure: Arc::default() }, null)
+    }
+
     /// The driver, for what has no better name here.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
@@ -47,6 +54,11 @@ impl Device {
     pub fn take_array(&self, what: &'static str, element: usize, lens: &[usize]) -> Result<Memory> {
         let bytes = lens.iter().try_fold(element, |bytes, &len| bytes.checked_mul(len));
         self.take(what, bytes.ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?)
+    }
+
+    /// Takes memory of the host that is copied to in the background.
+    pub fn take_host(&self, what: &'static str, bytes: usize) -> Result<HostMemory> {
+        Ok(HostMemory { device: self.clone(), id: self.driver.take_host(what, bytes)? })
     }
 
     /// Takes memory that holds `values`.
@@ -125,6 +137,29 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         self.device.driver.give_back(self.at);
+    }
+}
+
+/// Memory of the host that a device copies to, until dropped.
+pub struct HostMemory {
+    device: Device,
+    id: HostId,
+}
+
+impl HostMemory {
+    /// Copies to it, from its byte `first` on, once everything before has run.
+    pub fn download_later(&self, first: usize, from: Address, bytes: usize) {
+        self.device.attempt(|driver| driver.download_later(self.id, first, from, bytes));
+    }
+    /// What it holds, once all that has been copied. After a failure `to` is left as it is.
+    pub fn read(&self, to: &mut [u8]) {
+        self.device.attempt(|driver| driver.read_host(to, self.id));
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        self.device.driver.give_back_host(self.id);
     }
 }
 

@@ -1,7 +1,7 @@
-//! The few calls of a GPU's driver that the backend makes, as a trait with two homes: [`super::nvidia`] makes them, and
-//! [`super::shim`] does what they would have done, on the CPU and with every access checked.
+//! The few calls of a GPU's driver that the backend makes, as a trait with several homes: [`super::nvidia`] makes them,
+//! [`super::shim`] does what they would have done, on the CPU and with every access checked, and [`super::null`] counts them.
 //!
-//! Everything runs in the order of the calls (one stream); nothing but `download` and `synchronize` waits.
+//! Everything runs in the order of the calls (one stream); nothing but `download`, `read_host` and `synchronize` waits.
 
 use crate::Result;
 
@@ -60,6 +60,9 @@ pub struct Launch {
 /// A recorded graph of launches; belongs to the driver that recorded it.
 pub type GraphId = u64;
 
+/// Memory of the host that a device copies to in the background; belongs to the driver that gave it.
+pub type HostId = u64;
+
 /// One device.
 pub trait Driver: Send + Sync {
     /// What it is.
@@ -77,6 +80,14 @@ pub trait Driver: Send + Sync {
     fn upload(&self, to: Address, from: &[u8]) -> Result<()>;
     /// To the host, once everything before has run.
     fn download(&self, to: &mut [u8], from: Address) -> Result<()>;
+    /// Takes memory of the host.
+    fn take_host(&self, what: &'static str, bytes: usize) -> Result<HostId>;
+    /// Gives it back.
+    fn give_back_host(&self, host: HostId);
+    /// To memory of the host, from its byte `first` on, once everything before has run.
+    fn download_later(&self, host: HostId, first: usize, from: Address, bytes: usize) -> Result<()>;
+    /// What memory of the host holds, once everything that was to be copied there has been.
+    fn read_host(&self, to: &mut [u8], host: HostId) -> Result<()>;
     /// Within the device; the two do not overlap.
     fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()>;
 

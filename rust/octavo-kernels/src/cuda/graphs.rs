@@ -5,11 +5,20 @@ use std::collections::BTreeMap;
 use super::device::Device;
 use super::driver::GraphId;
 
-/// Recorded steps, by their rows.
+/// Recorded steps.
 pub struct Graphs {
     device: Device,
     /// `None`: has been run once.
-    of_rows: BTreeMap<usize, Option<GraphId>>,
+    recorded: BTreeMap<Kind, Option<GraphId>>,
+}
+
+/// What makes steps the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// Rows, with those that belong to nobody.
+    pub rows: usize,
+    /// Whether they end with tokens.
+    pub draws: bool,
 }
 
 /// How a step is run.
@@ -26,7 +35,7 @@ pub enum How {
 impl Graphs {
     /// None.
     pub fn new(device: &Device) -> Self {
-        Self { device: device.clone(), of_rows: BTreeMap::new() }
+        Self { device: device.clone(), recorded: BTreeMap::new() }
     }
 
     /// How many rows a step of `rows` is run with, of at most `most`: few sizes are recorded, and none wastes much.
@@ -35,11 +44,11 @@ impl Graphs {
         padded.min(most)
     }
 
-    /// How a step of `rows` is run now.
-    pub fn how(&mut self, rows: usize) -> How {
-        match self.of_rows.get(&rows) {
+    /// How a step is run now.
+    pub fn how(&mut self, kind: Kind) -> How {
+        match self.recorded.get(&kind) {
             None => {
-                self.of_rows.insert(rows, None);
+                self.recorded.insert(kind, None);
                 How::Launch
             }
             Some(None) => How::Record,
@@ -47,19 +56,19 @@ impl Graphs {
         }
     }
 
-    /// Keeps what was recorded for `rows`.
-    pub fn keep(&mut self, rows: usize, graph: GraphId) {
-        self.of_rows.insert(rows, Some(graph));
+    /// Keeps what was recorded.
+    pub fn keep(&mut self, kind: Kind, graph: GraphId) {
+        self.recorded.insert(kind, Some(graph));
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.of_rows.values().flatten().count()
+        self.recorded.values().flatten().count()
     }
 }
 
 impl Drop for Graphs {
     fn drop(&mut self) {
-        self.of_rows.values().flatten().for_each(|&graph| self.device.driver().drop_graph(graph));
+        self.recorded.values().flatten().for_each(|&graph| self.device.driver().drop_graph(graph));
     }
 }

@@ -10,8 +10,11 @@ pub mod driver; // the driver's calls, as a trait
 pub mod device; // memory that gives itself back, launches
 #[cfg(feature = "cuda-shim")]
 pub mod shim; // the calls on the CPU
+#[cfg(feature = "cuda-shim")]
+pub mod null; // the calls, counted
 pub mod backend; // trait Backend: one launch per operation
 
+mod draws; // tokens drawn on the device
 mod graphs; // decode steps, recorded
 mod image; // compiled kernels
 mod linear; // which kernel makes a product

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::driver::{Address, DeviceInfo, Driver, GraphId, Launch};
+use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch};
 use super::image;
 use crate::{BackendError, Result};
 
@@ -43,7 +43,9 @@ const HALF_BYTES: usize = 4 << 20;
 struct State {
     functions: HashMap<String, Function>,
     graphs: HashMap<GraphId, Graph>,
-    next_graph: GraphId,
+    hosts: HashMap<HostId, HostMemory>,
+    /// The next graph or memory of the host.
+    next_id: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -51,6 +53,17 @@ struct Function(sys::CUfunction);
 
 #[derive(Clone, Copy)]
 struct Graph(sys::CUgraphExec);
+
+/// Pinned memory, and the event of the last copy to it.
+#[derive(Clone, Copy)]
+struct HostMemory {
+    at: *mut u8,
+    bytes: usize,
+    copied: sys::CUevent,
+}
+
+// SAFETY: plain memory and a handle of the driver, which may be used from any thread.
+unsafe impl Send for HostMemory {}
 
 // SAFETY: handles of the driver, which may be used from any thread.
 unsafe impl Send for Function {}
@@ -164,6 +177,12 @@ impl Nvidia {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Memory of the host that has so many bytes.
+    fn host(&self, host: HostId, bytes: usize) -> Result<HostMemory> {
+        let memory = self.state().hosts.get(&host).copied().filter(|memory| bytes <= memory.bytes);
+        memory.ok_or_else(|| BackendError::Device(format!("no memory {host} of the host with {bytes} bytes")))
+    }
+
     fn function(&self, name: &str) -> Result<Function> {
         let mut state = self.state();
         if let Some(&function) = state.functions.get(name) {
@@ -193,6 +212,27 @@ impl Nvidia {
             })
         };
         allowed.map_err(failed("allowing shared memory"))
+    }
+}
+
+impl State {
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+}
+
+impl HostMemory {
+    /// Gives it back.
+    ///
+    /// # Safety
+    /// Nothing is being copied to it any more, and the context is the thread's own.
+    unsafe fn free(self) {
+        // SAFETY: taken by `take_host`; given back once. Errors cannot be told to anybody.
+        unsafe {
+            let _ = result::free_host(self.at.cast());
+            let _ = result::event::destroy(self.copied);
+        }
     }
 }
 
@@ -294,6 +334,51 @@ impl Driver for Nvidia {
         self.synchronize()
     }
 
+    fn take_host(&self, what: &'static str, bytes: usize) -> Result<HostId> {
+        self.enter()?;
+        let copied = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let copied = copied.map_err(failed("taking memory of the host"))?;
+        // SAFETY: given back by `give_back_host` only.
+        let at = unsafe { result::malloc_host(bytes.max(1), 0) };
+        let at = at.map_err(|_| BackendError::OutOfMemory { what, bytes })?.cast();
+        let mut state = self.state();
+        let id = state.next_id();
+        state.hosts.insert(id, HostMemory { at, bytes, copied });
+        Ok(id)
+    }
+
+    fn give_back_host(&self, host: HostId) {
+        if let Some(memory) = self.state().hosts.remove(&host)
+            && self.synchronize().is_ok()
+        {
+            // SAFETY: everything has run, and it was in the map, so it has not been given back before.
+            unsafe { memory.free() };
+        }
+    }
+
+    fn download_later(&self, host: HostId, first: usize, from: Address, bytes: usize) -> Result<()> {
+        self.enter()?;
+        let HostMemory { at, copied, .. } = self.host(host, first + bytes)?;
+        // SAFETY: as many bytes are there, and nobody reads them before the event says that they have been copied. Callers
+        // own what is read on the device.
+        let sent = unsafe {
+            let to = std::slice::from_raw_parts_mut(at.add(first), bytes);
+            result::memcpy_dtoh_async(to, from, self.stream).and_then(|()| result::event::record(copied, self.stream))
+        };
+        sent.map_err(failed("downloading"))
+    }
+
+    fn read_host(&self, to: &mut [u8], host: HostId) -> Result<()> {
+        self.enter()?;
+        let HostMemory { at, copied, .. } = self.host(host, to.len())?;
+        // SAFETY: the event was made with the memory; after it nothing writes there until the next `download_later`.
+        unsafe {
+            result::event::synchronize(copied).map_err(failed("the device failed"))?;
+            at.copy_to_nonoverlapping(to.as_mut_ptr(), to.len());
+        }
+        Ok(())
+    }
+
     fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
         self.enter()?;
         // SAFETY: callers own both.
@@ -347,8 +432,7 @@ impl Driver for Nvidia {
             instance.map_err(&recorded)?
         };
         let mut state = self.state();
-        let id = state.next_graph;
-        state.next_graph += 1;
+        let id = state.next_id();
         state.graphs.insert(id, Graph(instance));
         Ok(id)
     }
@@ -377,6 +461,7 @@ impl Drop for Nvidia {
             return;
         }
         let graphs: Vec<Graph> = self.state().graphs.drain().map(|(_, graph)| graph).collect();
+        let hosts: Vec<HostMemory> = self.state().hosts.drain().map(|(_, memory)| memory).collect();
         let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
         // SAFETY: everything was given by the driver, and nobody is left to use it. Errors cannot be told to anybody.
         unsafe {
@@ -387,6 +472,7 @@ impl Drop for Nvidia {
             if let Some(staging) = staging {
                 staging.free();
             }
+            hosts.into_iter().for_each(|memory| memory.free());
             for &module in &self.modules {
                 let _ = result::module::unload(module);
             }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Address, ArgumentKind, DeviceInfo, Driver, GraphId, Launch};
+use super::driver::{Address, ArgumentKind, DeviceInfo, Driver, GraphId, HostId, Launch};
 use crate::{BackendError, Result};
 
 /// What the pretended device has. Enough for small models, and little enough that a cache that fills it is soon made.
@@ -32,7 +32,9 @@ struct State {
     launches: u64,
     recording: Option<Vec<Work>>,
     graphs: HashMap<GraphId, Vec<Work>>,
-    next_graph: GraphId,
+    hosts: HashMap<HostId, Vec<u8>>,
+    /// The next graph or memory of the host.
+    next_id: u64,
 }
 
 /// Something that can be recorded.
@@ -112,6 +114,11 @@ fn failed(what: String) -> BackendError {
 }
 
 impl State {
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
     /// The allocation that `at` lies in, or at the end of: its first byte and the one after its last.
     fn allocation(&self, at: Address) -> Option<(u64, u64)> {
         let (&begin, &bytes) = self.taken.range(..=at).next_back()?;
@@ -280,6 +287,37 @@ impl Driver for Shim {
         Ok(())
     }
 
+    fn take_host(&self, _what: &'static str, bytes: usize) -> Result<HostId> {
+        let mut state = self.state();
+        state.outside_recording("memory is taken")?;
+        let host = state.next_id();
+        state.hosts.insert(host, vec![POISON; bytes]);
+        Ok(host)
+    }
+
+    fn give_back_host(&self, host: HostId) {
+        self.state().hosts.remove(&host);
+    }
+
+    fn download_later(&self, host: HostId, first: usize, from: Address, bytes: usize) -> Result<()> {
+        let mut state = self.state();
+        state.outside_recording("a download")?;
+        let from = state.check("a download", from, bytes)?;
+        let memory = state.hosts.get_mut(&host).and_then(|memory| memory.get_mut(first..first + bytes));
+        let to = memory.ok_or_else(|| failed(format!("no memory {host} of the host with {first} + {bytes} bytes")))?;
+        // SAFETY: `check` found that many bytes; a slice of the host's never lies in them.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, bytes) };
+        Ok(())
+    }
+
+    fn read_host(&self, to: &mut [u8], host: HostId) -> Result<()> {
+        let state = self.state();
+        state.outside_recording("a download")?;
+        let memory = state.hosts.get(&host).and_then(|memory| memory.get(..to.len()));
+        to.copy_from_slice(memory.ok_or_else(|| failed(format!("no memory {host} of the host")))?);
+        Ok(())
+    }
+
     fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
         self.state().take_on(Work::Copy(to, from, bytes))
     }
@@ -302,8 +340,7 @@ impl Driver for Shim {
     fn end_recording(&self) -> Result<GraphId> {
         let mut state = self.state();
         let recorded = state.recording.take().ok_or_else(|| failed("no graph is being recorded".to_owned()))?;
-        let graph = state.next_graph;
-        state.next_graph += 1;
+        let graph = state.next_id();
         state.graphs.insert(graph, recorded);
         Ok(graph)
     }

@@ -1,14 +1,17 @@
 //! A step's input on the device. Everything has a place that is the same in all steps of so many rows, and only what has
 //! changed since the step before is uploaded.
 
+use std::ops::Range;
+
 use super::device::{Device, Memory, bytes_of};
+use super::draws::DRAW_WORDS;
 use super::driver::{Address, Driver};
 use crate::{Result, StepLimits, step::Step};
 
 /// Ids, positions, slots and block tables of the step that runs, as u32.
 pub struct StepOnDevice {
     /// For the step's rows, one array after another, so that they are one upload: ids, positions, where each row's block
-    /// table begins within its group's part, and the slots of every group.
+    /// table begins within its group's part, and the slots of every group. Behind them, how tokens are drawn.
     rows: Memory,
     /// `(groups, entries + 1)`: the last one is the table of rows that belong to nobody.
     tables: Memory,
@@ -17,6 +20,8 @@ pub struct StepOnDevice {
     limits: StepLimits,
     /// How many rows the step has.
     count: usize,
+    /// Where in `rows` the words of draws begin.
+    draws_at: usize,
     /// What `rows` gets.
     host_rows: Vec<u32>,
     /// What `tables` and `gathered` hold.
@@ -28,19 +33,21 @@ pub struct StepOnDevice {
 const BEFORE_SLOTS: usize = 3;
 
 impl StepOnDevice {
-    /// Takes the memory for steps within `limits`.
-    pub fn new(device: &Device, limits: StepLimits) -> Result<Self> {
+    /// Takes the memory for steps within `limits`, with up to `draws` draws.
+    pub fn new(device: &Device, limits: StepLimits, draws: usize) -> Result<Self> {
         let array = |lens: &[usize]| device.take_array("a step's input", 4, lens);
+        let words = (BEFORE_SLOTS + limits.groups) * limits.rows + draws * DRAW_WORDS;
         let entries = limits.groups * (limits.table_entries + 1);
         let tables = array(&[entries])?;
         device.driver().fill(tables.at(), 0xff, tables.bytes())?;
         Ok(Self {
-            rows: array(&[BEFORE_SLOTS + limits.groups, limits.rows])?,
+            rows: array(&[words])?,
             tables,
             gathered: array(&[limits.rows])?,
             limits,
             count: 0,
-            host_rows: Vec::with_capacity((BEFORE_SLOTS + limits.groups) * limits.rows),
+            draws_at: 0,
+            host_rows: Vec::with_capacity(words),
             host_tables: vec![u32::MAX; entries],
             host_gathered: Vec::with_capacity(limits.rows),
         })
@@ -52,8 +59,8 @@ impl StepOnDevice {
         (0..self.limits.groups).try_for_each(|group| self.refill_table(driver, group, last, &[block]))
     }
 
-    /// Uploads `step`. Rows after those of its segments belong to nobody.
-    pub fn begin(&mut self, device: &Device, step: &Step) {
+    /// Uploads `step`, and how tokens are drawn after it. Rows after those of its segments belong to nobody.
+    pub fn begin(&mut self, device: &Device, step: &Step, draws: &[u32]) {
         self.count = step.rows();
         self.host_rows.clear();
         self.host_rows.extend(step.ids.iter().chain(&step.positions));
@@ -62,6 +69,8 @@ impl StepOnDevice {
         }
         self.host_rows.resize(BEFORE_SLOTS * self.count, self.limits.table_entries as u32);
         self.host_rows.extend(&step.slots);
+        self.draws_at = self.host_rows.len();
+        self.host_rows.extend(draws);
         let groups = step.slots.len() / self.count;
         let entries = step.block_tables.len() / groups;
         device.attempt(|driver| {
@@ -74,12 +83,13 @@ impl StepOnDevice {
     /// Makes `table` the entries of a group from `first` on. Uploads from the first entry that changes to the last.
     fn refill_table(&mut self, driver: &dyn Driver, group: usize, first: usize, table: &[u32]) -> Result<()> {
         let at = group * (self.limits.table_entries + 1) + first;
-        let held = &mut self.host_tables[at..][..table.len()];
-        let differs = |(held, wanted): (&u32, &u32)| held != wanted;
-        let Some(from) = held.iter().zip(table).position(differs) else { return Ok(()) };
-        let to = held.iter().zip(table).rposition(differs).map_or(from, |last| last + 1);
-        held[from..to].copy_from_slice(&table[from..to]);
-        driver.upload(self.tables.offset(4 * (at + from)), bytes_of(&held[from..to]))
+        let Some(changed) = refill(&mut self.host_tables[at..][..table.len()], table) else { return Ok(()) };
+        driver.upload(self.tables.offset(4 * (at + changed.start)), bytes_of(&table[changed]))
+    }
+
+    /// Uploads how tokens are drawn from rows of the step that runs.
+    pub fn set_draws(&mut self, device: &Device, draws: &[u32]) {
+        device.attempt(|driver| driver.upload(self.draws(), bytes_of(draws)));
     }
 
     /// Uploads the numbers of rows to be gathered; where they lie.
@@ -114,7 +124,24 @@ impl StepOnDevice {
         self.tables.offset(4 * group * (self.limits.table_entries + 1))
     }
 
+    /// How tokens are drawn.
+    pub fn draws(&self) -> Address {
+        self.rows.offset(4 * self.draws_at)
+    }
+
     fn array(&self, number: usize) -> Address {
         self.rows.offset(4 * number * self.count)
     }
+}
+
+/// Makes `held` what is wanted; from the first that changes to the last, if any does.
+pub fn refill(held: &mut [u32], wanted: &[u32]) -> Option<Range<usize>> {
+    if held == wanted {
+        return None; // as nearly always, and much faster than looking for a place
+    }
+    let differs = |(held, wanted): (&u32, &u32)| held != wanted;
+    let first = held.iter().zip(wanted).position(differs)?;
+    let last = held.iter().zip(wanted).rposition(differs)?;
+    held[first..=last].copy_from_slice(&wanted[first..=last]);
+    Some(first..last + 1)
 }

@@ -12,6 +12,7 @@ use crate::request::{RequestId, SamplingParams, TokenLogprobs, Wanted};
 use crate::sample::TokenHistory;
 
 pub mod local; // a model over a backend
+mod ahead; // the next step, before it is asked for
 pub mod memory; // how bytes are divided at load
 pub mod machine; // how many there are
 pub mod simulated; // time without work, for tests, benches and planning
@@ -52,6 +53,35 @@ impl Batch {
     pub fn rows(&self) -> usize {
         self.ids.len()
     }
+    /// The part of it that some of its entries are: those for which `chosen` says so, by number. Without copies.
+    pub fn part(&self, chosen: impl Fn(usize) -> bool) -> Batch {
+        let mut part = Batch { step: self.step, ..Batch::default() };
+        for group in 0..self.groups() {
+            for (number, segment) in self.segments.iter().enumerate().filter(|&(number, _)| chosen(number)) {
+                let rows = segment.first_row..segment.first_row + segment.rows;
+                if group == 0 {
+                    let (first_row, first_table_entry) = (part.ids.len(), part.block_tables.len());
+                    part.segments.push(Segment { first_row, first_table_entry, ..*segment });
+                    part.ids.extend(&self.ids[rows.clone()]);
+                    part.positions.extend(&self.positions[rows.clone()]);
+                    part.entries.push(self.entries[number].clone());
+                }
+                part.slots.extend(&self.slots[group * self.rows()..][rows]);
+                part.block_tables.extend(self.table(number, group));
+            }
+        }
+        part
+    }
+    /// Groups of layers.
+    pub fn groups(&self) -> usize {
+        self.slots.len() / self.rows().max(1)
+    }
+    /// The block table of entry number `number` in a group.
+    pub fn table(&self, number: usize, group: usize) -> &[u32] {
+        let entries = self.block_tables.len() / self.groups().max(1);
+        let next = self.segments.get(number + 1).map_or(entries, |next| next.first_table_entry);
+        &self.block_tables[group * entries..][self.segments[number].first_table_entry..next]
+    }
     /// Forgets the contents, keeps the memory.
     pub fn clear(&mut self) {
         self.ids.clear();
@@ -71,6 +101,8 @@ pub struct Entry {
     pub id: RequestId,
     /// Draw a token after the last row (every known token has been run). `None` for a chunk that does not end the prompt.
     pub draw: Option<Draw>,
+    /// A token may follow the one that is drawn.
+    pub goes_on: bool,
     /// Knows which tokens a draw may give. Asked when the logits are there, told what was drawn.
     pub guide: Option<Arc<Guide>>,
     /// Log-probabilities of the prompt tokens that follow this segment's rows, with so many alternatives. The tokens are

@@ -1,6 +1,8 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{Activation, Backend, BlockCopy, CacheLayer, CacheShape, Result, StepInput};
+use octavo_kernels::{
+    Activation, Backend, BlockCopy, CacheLayer, CacheShape, DrawnRow, Result, RowDraw, StepInput,
+};
 
 use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
@@ -26,6 +28,9 @@ struct Parts<B: Backend> {
     /// Where each layer's keys and values lie.
     places: Vec<CacheLayer>,
     buffers: Buffers<B::Buffer>,
+    block_size: usize,
+    /// The backend draws.
+    draws: bool,
 }
 
 /// Activations of one step, `(rows, width)` each.
@@ -121,9 +126,11 @@ impl<B: Backend> Decoder<B> {
         let routing =
             spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
         let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
+        let block_size = cache.block_size;
         let cache = backend.cache(cache)?;
         let places = groups.places.clone();
-        Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers } })
+        let draws = backend.draws(spec.vocab_size, LOGIT_ROWS)?;
+        Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers, block_size, draws } })
     }
 
     /// What it runs.
@@ -136,6 +143,11 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
+    /// Positions in a block of the KV cache.
+    pub fn block_size(&self) -> usize {
+        self.parts.block_size
+    }
+
     /// Copies blocks of the KV cache, before the step that reads the copies.
     pub fn copy_blocks(&mut self, copies: &[BlockCopy]) {
         self.backend.copy_blocks(&mut self.parts.cache, copies);
@@ -144,7 +156,23 @@ impl<B: Backend> Decoder<B> {
     /// Runs every row of a step, so that [`Decoder::head`] can be asked for logits of it.
     pub fn forward(&mut self, input: &StepInput<'_>) {
         let Self { backend, parts } = self;
-        backend.run(input, |backend, rows| parts.run(backend, rows, &mut |_, _, _| ()));
+        backend.run(input, &[], |backend, rows| parts.run(backend, rows, &mut |_, _, _| ()));
+    }
+
+    /// Runs a step of one row for each sequence, and draws a token after each: see [`Decoder::drawn`].
+    pub fn forward_and_draw(&mut self, input: &StepInput<'_>, draws: &[RowDraw<'_>]) {
+        assert_eq!(draws.len(), input.ids.len(), "a draw for each row");
+        let Self { backend, parts } = self;
+        backend.run(input, draws, |backend, rows| {
+            parts.run(backend, rows, &mut |_, _, _| ());
+            for first in (0..rows).step_by(LOGIT_ROWS) {
+                let numbers: [u32; LOGIT_ROWS] = std::array::from_fn(|i| (first + i) as u32);
+                let count = LOGIT_ROWS.min(rows - first);
+                parts.head(backend, &numbers[..count]);
+                backend.draw(&parts.buffers.logits, first, count);
+            }
+        });
+        backend.send_drawn(draws.len());
     }
 
     /// [`Decoder::forward`], showing the residual stream between layers. For tests.
@@ -157,8 +185,41 @@ impl<B: Backend> Decoder<B> {
 
     /// Computes the logits of these rows of the step that ran last; at most [`LOGIT_ROWS`] rows.
     pub fn head(&mut self, rows: &[u32]) {
+        self.parts.head(&mut self.backend, rows);
+    }
+
+    /// The first `rows` of the logits that were computed last, `vocab` values each.
+    pub fn logits(&mut self, rows: usize) -> &[f32] {
+        self.backend.read(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
+    }
+
+    /// Whether tokens can be drawn as `draw` says where their logits are.
+    pub fn draws_from(&self, draw: &RowDraw<'_>) -> bool {
+        self.parts.draws && self.backend.draws_from(draw)
+    }
+
+    /// Draws from the first of the logits that were computed last; what became of it.
+    pub fn draw(&mut self, draws: &[RowDraw<'_>]) -> &[DrawnRow] {
+        self.backend.set_draws(draws);
+        self.backend.draw(&self.parts.buffers.logits, 0, draws.len());
+        self.backend.send_drawn(draws.len());
+        self.backend.drawn()
+    }
+
+    /// What became of the draws of the oldest step with draws that has not been asked. Waits for it.
+    pub fn drawn(&mut self) -> &[DrawnRow] {
+        self.backend.drawn()
+    }
+}
+
+/// Sees [`Observer`]'s states where they lie.
+type Between<'a, B> = &'a mut dyn FnMut(&mut B, usize, &<B as Backend>::Buffer);
+
+impl<B: Backend> Parts<B> {
+    /// Logits of rows of the step that has run.
+    fn head(&mut self, backend: &mut B, rows: &[u32]) {
         assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits at once", rows.len());
-        let Self { backend, parts: Parts { spec, weights, buffers, .. } } = self;
+        let Self { spec, weights, buffers, .. } = self;
         let head = weights.head.as_ref().unwrap_or(&weights.embedding);
         backend.gather(&mut buffers.head_input, &buffers.normed, rows);
         backend.linear(&mut buffers.logits, &buffers.head_input, head, None, rows.len());
@@ -168,21 +229,6 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// The first `rows` of the logits that were computed last, `vocab` values each.
-    pub fn logits(&mut self, rows: usize) -> &[f32] {
-        self.backend.read(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
-    }
-
-    /// The index of the largest of each of them, see [`Backend::largest`].
-    pub fn largest(&mut self, rows: usize) -> Option<&[u32]> {
-        self.backend.largest(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
-    }
-}
-
-/// Sees [`Observer`]'s states where they lie.
-type Between<'a, B> = &'a mut dyn FnMut(&mut B, usize, &<B as Backend>::Buffer);
-
-impl<B: Backend> Parts<B> {
     /// The operations of a step, which has begun.
     fn run(&mut self, backend: &mut B, rows: usize, between: Between<'_, B>) {
         self.embed(backend, rows);

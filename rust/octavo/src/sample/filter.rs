@@ -47,7 +47,7 @@ impl Kept {
         }
     }
 
-    /// The token at `coin` · total of the running sum of weights. A weight of 0 is never picked.
+    /// The token at `coin` · total of the running sum of weights, which is exact. A weight of 0 is never picked.
     pub fn pick(&self, coin: f64) -> u32 {
         let target = coin * self.total;
         let mut sum = 0.0;
@@ -65,10 +65,9 @@ impl Kept {
                     return id;
                 }
             }
-            // Rounding: summed one by one, the block came out a hair below its sum in lanes.
             return last;
         }
-        // Rounding again: coin · total came out as the total.
+        // Rounding: coin · total came out as the total.
         let alive = self.weights[..self.count].iter().rposition(|&weight| weight > 0.0);
         self.ids[alive.expect("the likeliest token has a weight")]
     }
@@ -105,7 +104,7 @@ impl Kept {
     fn weigh(&mut self, max: f32, temperature: f32) {
         let logits = &self.logits[..self.count];
         for (weight, &logit) in self.weights.iter_mut().zip(logits) {
-            *weight = softmax::weight((logit - max) / temperature);
+            *weight = softmax::round(softmax::weight((logit - max) / temperature));
         }
         self.total = self.weights[..self.count].chunks(BLOCK).map(softmax::sum).sum();
     }
@@ -163,8 +162,13 @@ impl Kept {
 
 /// The logit of `min_p` times the largest probability.
 fn min_p_floor(max: f32, params: &SamplingParams) -> f32 {
+    (f64::from(max) + min_p_offset(params)) as f32
+}
+
+/// How far below the largest logit that is, as a number below 0; −∞ where nothing is too far.
+pub fn min_p_offset(params: &SamplingParams) -> f64 {
     if params.min_p == 0.0 {
-        return f32::NEG_INFINITY;
+        return f64::NEG_INFINITY;
     }
-    (f64::from(max) + f64::from(params.temperature) * f64::from(params.min_p).ln()) as f32
+    f64::from(params.temperature) * f64::from(params.min_p).ln()
 }

@@ -8,26 +8,39 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 #[derive(Clone, Debug, Default)]
 pub struct TokenHistory {
     tokens: Vec<u32>,
-    /// Every token that occurs, and how often it was generated: 0 for one that only the prompt has. A hasher without
-    /// random keys: nothing here depends on global randomness.
-    generated: HashMap<u32, u32, BuildHasherDefault<DefaultHasher>>,
+    /// Every token that occurs once, in the order in which they first did, and how often it was generated: 0 for one that
+    /// only the prompt has.
+    counts: Vec<(u32, u32)>,
+    /// Where each is in there. A hasher without random keys: nothing here depends on global randomness.
+    places: HashMap<u32, usize, BuildHasherDefault<DefaultHasher>>,
 }
 
 impl TokenHistory {
     /// The history of a sequence that has only its prompt.
     pub fn new(prompt: &[u32]) -> Self {
-        Self { tokens: prompt.to_vec(), generated: prompt.iter().map(|&token| (token, 0)).collect() }
+        let mut history = Self { tokens: prompt.to_vec(), ..Self::default() };
+        prompt.iter().for_each(|&token| _ = history.count(token));
+        history
     }
 
     /// Adds a generated token.
     pub fn push(&mut self, token_id: u32) {
         self.tokens.push(token_id);
-        *self.generated.entry(token_id).or_default() += 1;
+        *self.count(token_id) += 1;
     }
 
-    /// Every token of prompt and output once, with how often it was generated. In no particular order.
-    pub fn counts(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.generated.iter().map(|(&token, &count)| (token, count))
+    /// How often a token was generated that occurs.
+    fn count(&mut self, token_id: u32) -> &mut u32 {
+        let place = *self.places.entry(token_id).or_insert_with(|| {
+            self.counts.push((token_id, 0));
+            self.counts.len() - 1
+        });
+        &mut self.counts[place].1
+    }
+
+    /// Every token of prompt and output once, with how often it was generated, in the order in which they first occurred.
+    pub fn counts(&self) -> &[(u32, u32)] {
+        &self.counts
     }
 
     /// Whether the last tokens, prompt included, are these. True for none.
@@ -46,9 +59,7 @@ mod tests {
         for token in [1, 4, 1] {
             history.push(token);
         }
-        let mut counts: Vec<_> = history.counts().collect();
-        counts.sort_unstable();
-        assert_eq!(counts, [(1, 2), (3, 0), (4, 1)]);
+        assert_eq!(history.counts(), [(3, 0), (1, 2), (4, 1)]);
     }
 
     #[test]

@@ -1,25 +1,33 @@
 //! Log-probabilities and ranks, of the raw logits: what the model believes, whatever the sampling steps make of it.
 
+use std::cmp::Reverse;
+
+use octavo_kernels::RowStatistics;
+
 use super::{select, softmax};
 use crate::request::TokenLogprobs;
 
 /// The natural log-probability of `token`, its rank (1 + how many logits are larger; equals share a rank) and the `k`
 /// best tokens, best first, equal ones by the smaller id (fewer than `k` if fewer have a probability at all).
 pub fn of(logits: &[f32], token: u32, k: usize) -> TokenLogprobs {
-    let max = select::max(logits);
-    let ln_total = softmax::ln(softmax::sum_of_weights(logits, max));
-    let logprob = |logit: f32| ((f64::from(logit) - f64::from(max)) - ln_total) as f32;
-    let chosen = logits[token as usize];
-    let likelier: u32 = logits.iter().map(|&logit| u32::from(logit > chosen)).sum();
+    let largest = select::max(logits);
+    let logit = logits[token as usize];
+    let likelier: u32 = logits.iter().map(|&other| u32::from(other > logit)).sum();
     let mut keys = Vec::new();
     select::top(logits, k, &mut keys);
-    keys.sort_unstable_by(|a, b| b.cmp(a));
-    TokenLogprobs {
-        token_id: token,
-        logprob: logprob(chosen),
-        rank: likelier + 1,
-        top: keys.iter().map(|&key| (select::index_of(key), logprob(select::value_of(key)))).collect(),
-    }
+    let top = keys.iter().map(|&key| (select::index_of(key), select::value_of(key))).collect();
+    let total = softmax::sum_of_weights(logits, largest);
+    from_statistics(token, RowStatistics { logit, rank: likelier + 1, largest, total, top })
+}
+
+/// The same, from what it is made of.
+pub fn from_statistics(token_id: u32, row: RowStatistics) -> TokenLogprobs {
+    let RowStatistics { logit, rank, largest, total, mut top } = row;
+    let ln_total = softmax::ln(total);
+    let logprob = |logit: f32| ((f64::from(logit) - f64::from(largest)) - ln_total) as f32;
+    top.sort_unstable_by_key(|&(id, logit)| Reverse(select::key(logit, id)));
+    top.iter_mut().for_each(|(_, value)| *value = logprob(*value));
+    TokenLogprobs { token_id, logprob: logprob(logit), rank, top }
 }
 
 #[cfg(test)]

@@ -47,6 +47,11 @@ impl TokenMask {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
     }
 
+    /// The words, see [`Self::from_words`].
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Whether no token is in it.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)

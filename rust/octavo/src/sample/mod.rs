@@ -16,6 +16,9 @@
 //!
 //! **Ties.** Among equal logits the smaller id is the likelier one: greedy takes it, `top_p` and the lists of
 //! alternatives fill up with it first. `top_k` keeps every token equal to the k-th, so it may keep more than k.
+//!
+//! **Elsewhere.** A device that draws where the logits are takes the same steps with the same numbers and gives the same
+//! tokens and log-probabilities, to the bit: so a row may be drawn here or there, as it suits.
 
 use crate::execute::{Draw, Drawn};
 
@@ -25,12 +28,13 @@ mod mask; // which tokens may be drawn
 pub mod logprobs; // log-probabilities and ranks of raw logits
 mod penalties; // what changes single logits: masks, bias, penalties
 pub mod random; // coins
+mod row; // a draw as a device takes it
 mod select; // the largest values, without sorting
 mod softmax; // exp, and sums in one order
 
 pub use history::TokenHistory;
 pub use mask::TokenMask;
-pub use penalties::takes_largest;
+pub use row::{RowChanges, drawn};
 
 /// Draws tokens. Owns the scratch memory for one vocabulary, so a draw allocates nothing (but the log-probabilities it
 /// returns).
@@ -74,9 +78,7 @@ impl Sampler {
         let adjusted = penalties::adjust(logits, draw, mask, &mut self.adjusted);
         let max = select::max(adjusted);
         if max == f32::NEG_INFINITY {
-            return Err("no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, \
-                        bad_words or min_tokens"
-                .into());
+            return Err(NOTHING_LEFT.into());
         }
         if draw.params.temperature == 0.0 {
             return Ok(Choice::Greedy(select::first(adjusted, max)));
@@ -99,5 +101,12 @@ pub fn check_numbers(logits: &[f32]) -> Result<(), String> {
         return Ok(());
     }
     let token = logits.iter().position(|&v| impossible(v)).unwrap_or(0);
-    Err(format!("the model's logit of token {token} is {}: the model gave no answer", logits[token]))
+    Err(no_logit(token, logits[token]))
 }
+
+fn no_logit(token: usize, logit: f32) -> String {
+    format!("the model's logit of token {token} is {logit}: the model gave no answer")
+}
+
+const NOTHING_LEFT: &str =
+    "no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, bad_words or min_tokens";

@@ -4,11 +4,6 @@ use super::{TokenHistory, TokenMask};
 use crate::execute::Draw;
 use crate::request::SamplingParams;
 
-/// Whether `draw`, where no mask is, takes the token with the largest raw logit.
-pub fn takes_largest(draw: &Draw) -> bool {
-    draw.params.temperature == 0.0 && !changes_logits(draw)
-}
-
 fn changes_logits(draw: &Draw) -> bool {
     let params = &*draw.params;
     params.needs_history()
@@ -30,18 +25,39 @@ pub fn adjust<'a>(logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>, scra
     if let Some(mask) = mask {
         mask.apply(scratch);
     }
-    for &token in draw.banned.iter() {
-        forbid(scratch, token);
+    for (token, bias) in biases(draw) {
+        if bias == f32::NEG_INFINITY {
+            forbid(scratch, token);
+        } else {
+            change(scratch, token, |logit| logit + f64::from(bias));
+        }
     }
-    for &(token, bias) in &params.logit_bias {
-        change(scratch, token, |logit| logit + f64::from(bias));
-    }
-    if params.needs_history() {
-        let history = draw.history.as_deref().expect("a draw whose parameters need its history comes with it");
-        mask_bad_words(scratch, params, history);
-        penalise(scratch, params, history);
-    }
+    penalise(scratch, params, counts(draw));
     scratch
+}
+
+/// What is added to single logits, in order; −∞ for tokens that must not be drawn.
+pub fn biases(draw: &Draw) -> impl Iterator<Item = (u32, f32)> + '_ {
+    let SamplingParams { logit_bias, bad_words, .. } = &*draw.params;
+    let bad = bad_words.iter().filter_map(|word| {
+        let (&last, before) = word.split_last()?;
+        history(draw).ends_with(before).then_some(last)
+    });
+    let forbidden = |token| (token, f32::NEG_INFINITY);
+    draw.banned.iter().copied().map(forbidden).chain(logit_bias.iter().copied()).chain(bad.map(forbidden))
+}
+
+/// The tokens that are penalised, and how often each was generated.
+pub fn counts(draw: &Draw) -> &[(u32, u32)] {
+    let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *draw.params;
+    match repetition_penalty == 1.0 && frequency_penalty == 0.0 && presence_penalty == 0.0 {
+        true => &[],
+        false => history(draw).counts(),
+    }
+}
+
+fn history(draw: &Draw) -> &TokenHistory {
+    draw.history.as_deref().expect("a draw whose parameters need its history comes with it")
 }
 
 fn copy_allowed(logits: &[f32], allowed: Option<&[u32]>, out: &mut Vec<f32>) {
@@ -58,25 +74,12 @@ fn copy_allowed(logits: &[f32], allowed: Option<&[u32]>, out: &mut Vec<f32>) {
     }
 }
 
-fn mask_bad_words(logits: &mut [f32], params: &SamplingParams, history: &TokenHistory) {
-    for word in &params.bad_words {
-        if let Some((&last, before)) = word.split_last()
-            && history.ends_with(before)
-        {
-            forbid(logits, last);
-        }
-    }
-}
-
 /// Repetition (arXiv:1909.05858): prompt and output. Frequency and presence (OpenAI's): output only.
-fn penalise(logits: &mut [f32], params: &SamplingParams, history: &TokenHistory) {
+fn penalise(logits: &mut [f32], params: &SamplingParams, counts: &[(u32, u32)]) {
     let repetition = f64::from(params.repetition_penalty);
     let frequency = f64::from(params.frequency_penalty);
     let presence = f64::from(params.presence_penalty);
-    if repetition == 1.0 && frequency == 0.0 && presence == 0.0 {
-        return;
-    }
-    for (token, generated) in history.counts() {
+    for &(token, generated) in counts {
         change(logits, token, |logit| {
             let repeated = if logit > 0.0 { logit / repetition } else { logit * repetition };
             repeated - frequency * f64::from(generated) - if generated > 0 { presence } else { 0.0 }

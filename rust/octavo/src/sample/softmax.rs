@@ -33,6 +33,14 @@ pub fn weight(x: f32) -> f32 {
     if x < LOWEST { 0.0 } else { exp_r * power }
 }
 
+/// A weight, rounded to a multiple of 2^26. Sums in f64 of up to 2^19 of them are exact, so a draw, which compares such sums,
+/// does not depend on their order: a device may add as it likes. A token has to be 2^35 times less likely than the
+/// likeliest to become impossible by this.
+pub fn round(weight: f32) -> f32 {
+    const BORDER: f32 = (1u64 << 49) as f32; // from here on numbers are such multiples
+    if weight < BORDER { (weight + BORDER) - BORDER } else { weight }
+}
+
 /// The sum in f64, eight lanes wide, in one fixed order.
 pub fn sum(values: &[f32]) -> f64 {
     let (chunks, rest) = values.as_chunks::<8>();
@@ -78,6 +86,19 @@ mod tests {
         for nothing in [LOWEST - 0.01, -1e6, f32::MIN, f32::NEG_INFINITY] {
             assert_eq!(weight(nothing), 0.0, "exp({nothing})");
         }
+    }
+
+    #[test]
+    fn sums_of_rounded_weights_are_exact() {
+        let mut x = 0.0f32;
+        while x > -60.0 {
+            let (exact, rounded) = (f64::from(weight(x)), f64::from(round(weight(x))));
+            assert!((rounded - exact).abs() <= f64::from(1 << 25) && rounded % f64::from(1 << 26) == 0.0, "exp({x})");
+            x -= 0.0137;
+        }
+        let weights: Vec<f32> = (0..5000).map(|i| round(weight(-0.007 * i as f32))).collect();
+        let backwards: f64 = weights.iter().rev().map(|&weight| f64::from(weight)).sum();
+        assert_eq!(sum(&weights), backwards);
     }
 
     #[test]

@@ -48,6 +48,7 @@ fn entry(sequence: &Sequence) -> Entry {
     Entry {
         id: request.id,
         draw: (last && request.wanted == Wanted::Tokens).then(|| sequence.draw()),
+        goes_on: sequence.generated.len() + 1 < sequence.most_new_tokens,
         guide: request.guide.clone(),
         prompt_logprobs: request.params.prompt_logprobs.filter(|_| !prompt_next.is_empty()),
         prompt_next,

@@ -1,0 +1,125 @@
+//! A device that does nothing and counts what it is told, for measuring what the host does. All that is read of it is 0.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch};
+use crate::Result;
+
+/// How often each call was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Uploads.
+    pub uploads: u64,
+    /// Downloads, at once or later.
+    pub downloads: u64,
+    /// Kernels that were launched or recorded.
+    pub launches: u64,
+    /// Graphs that were run.
+    pub replays: u64,
+    /// Memory that was taken, of the device or of the host.
+    pub taken: u64,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Null {
+    info: DeviceInfo,
+    uploads: AtomicU64,
+    downloads: AtomicU64,
+    launches: AtomicU64,
+    replays: AtomicU64,
+    taken: AtomicU64,
+}
+
+const MEMORY_BYTES: u64 = 1 << 40;
+
+impl Null {
+    /// One that has been told nothing.
+    pub fn new() -> Self {
+        let [uploads, downloads, launches, replays, taken] = Default::default();
+        let info = DeviceInfo {
+            name: "nothing".to_owned(),
+            capability: (8, 0),
+            processors: 1,
+            memory_bytes: MEMORY_BYTES,
+        };
+        Self { info, uploads, downloads, launches, replays, taken }
+    }
+
+    /// What it has been told so far.
+    pub fn calls(&self) -> Calls {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Calls {
+            uploads: of(&self.uploads),
+            downloads: of(&self.downloads),
+            launches: of(&self.launches),
+            replays: of(&self.replays),
+            taken: of(&self.taken),
+        }
+    }
+}
+
+impl Default for Null {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn count(calls: &AtomicU64) -> Result<()> {
+    calls.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+impl Driver for Null {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+    fn free_bytes(&self) -> Result<u64> {
+        Ok(MEMORY_BYTES)
+    }
+    fn take(&self, _what: &'static str, _bytes: usize) -> Result<Address> {
+        // Nobody looks what is there, so all of it may be at one place.
+        count(&self.taken).map(|()| 256)
+    }
+    fn give_back(&self, _at: Address) {}
+    fn fill(&self, _at: Address, _byte: u8, _bytes: usize) -> Result<()> {
+        Ok(())
+    }
+    fn upload(&self, _to: Address, _from: &[u8]) -> Result<()> {
+        count(&self.uploads)
+    }
+    fn download(&self, to: &mut [u8], _from: Address) -> Result<()> {
+        to.fill(0);
+        count(&self.downloads)
+    }
+    fn take_host(&self, _what: &'static str, _bytes: usize) -> Result<HostId> {
+        count(&self.taken).map(|()| 0)
+    }
+    fn give_back_host(&self, _host: HostId) {}
+    fn download_later(&self, _host: HostId, _first: usize, _from: Address, _bytes: usize) -> Result<()> {
+        count(&self.downloads)
+    }
+    fn read_host(&self, to: &mut [u8], _host: HostId) -> Result<()> {
+        to.fill(0);
+        Ok(())
+    }
+    fn copy(&self, _to: Address, _from: Address, _bytes: usize) -> Result<()> {
+        Ok(())
+    }
+    fn launch(&self, _launch: &Launch) -> Result<()> {
+        count(&self.launches)
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+    fn begin_recording(&self) -> Result<()> {
+        Ok(())
+    }
+    fn end_recording(&self) -> Result<GraphId> {
+        Ok(0)
+    }
+    fn replay(&self, _graph: GraphId) -> Result<()> {
+        count(&self.replays)
+    }
+    fn drop_graph(&self, _graph: GraphId) {}
+}
