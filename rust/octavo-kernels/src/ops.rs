@@ -266,6 +266,10 @@ pub trait Backend: Send + 'static {
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer>;
     /// Takes the KV cache, all blocks at once.
     fn cache(&mut self, shape: CacheShape) -> Result<Self::Cache>;
+    /// Takes what attention of such heads over blocks of `block_size` needs beside its inputs, so that no step takes memory.
+    fn room_for_attention(&mut self, _heads: Heads, _block_size: usize) -> Result<()> {
+        Ok(())
+    }
     /// Registers a rotary embedding; its angles for a step's rows are ready after [`Backend::begin`].
     fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.

@@ -132,6 +132,10 @@ impl Backend for CudaBackend {
         Ok(Cache { memory, shape, blocks: slots / block_size })
     }
 
+    fn room_for_attention(&mut self, heads: Heads, block_size: usize) -> Result<()> {
+        self.take_partials(heads, block_size)
+    }
+
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
         let pairs = spec.inv_freq.len();
         let inv_freq = self.device.take_with("a rotary embedding", bytes_of(&spec.inv_freq))?;

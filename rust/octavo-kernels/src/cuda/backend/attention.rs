@@ -2,7 +2,7 @@
 
 use super::{Buffer, Cache, CudaBackend, of_cache};
 use crate::cuda::device::{LaunchOf, Memory};
-use crate::{CacheDtype, CacheLayer, Heads, KV_SPLIT, Mask, StepLimits};
+use crate::{CacheDtype, CacheLayer, Heads, KV_SPLIT, Mask, Result, StepLimits};
 
 /// Rows times query heads of a tile of `attention16.cuh`, and tiles of a block of prefill.
 const PAIRS: usize = 16;
@@ -28,7 +28,9 @@ impl CudaBackend {
             self.step.block_table(segment, place.group, cache.shape.block_size);
         }
         if cache.shape.dtype != CacheDtype::F32 && heads.head_dim.is_multiple_of(8) {
-            self.take_partials(heads, cache.shape.block_size);
+            // Nothing, unless nobody asked for room.
+            let taken = self.take_partials(heads, cache.shape.block_size);
+            self.device.attempt(|_| taken);
             return self.attention16(out, qkv, cache, place, heads, mask);
         }
         let rows = self.step.rows();
@@ -113,20 +115,16 @@ impl CudaBackend {
             .go();
     }
 
-    /// Where attention leaves the splits of rows that are alone in their sequence. Taken when a step first needs it, since
-    /// nothing before says how many query heads there are.
-    fn take_partials(&mut self, heads: Heads, block_size: usize) {
+    /// Takes the place where attention leaves the splits of rows that are alone in their sequence.
+    pub(super) fn take_partials(&mut self, heads: Heads, block_size: usize) -> Result<()> {
         let StepLimits { rows, table_entries, .. } = self.limits;
         let splits = (table_entries * block_size).div_ceil(KV_SPLIT) + rows + 1;
         let lens = [splits, heads.query, heads.head_dim + 2];
-        let bytes = 4 * lens.iter().product::<usize>();
-        if self.partials.as_ref().is_none_or(|partials| partials.bytes() < bytes) {
-            let (device, partials) = (self.device.clone(), &mut self.partials);
-            device.attempt(|_| {
-                *partials = Some(device.take_array("attention's splits", 4, &lens)?);
-                Ok(())
-            });
+        if self.partials.as_ref().map_or(0, Memory::bytes) < 4 * lens.iter().product::<usize>() {
+            self.partials = None;
+            self.partials = Some(self.device.take_array("attention's splits", 4, &lens)?);
         }
+        Ok(())
     }
 }
 
