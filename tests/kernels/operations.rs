@@ -2,7 +2,7 @@
 
 use half::bf16;
 use octavo_kernels::{
-    Activation, Backend, DType, Weight,
+    Activation, Backend, DType, DrawnRow, RowDraw, Weight,
     reference::{
         dequantise::dequantise,
         linear::{Int8Row, dot_int8},
@@ -95,6 +95,8 @@ impl Case for Shaped {
                 let x = upload(b, &x, width);
                 let wanted: Vec<u32> = (0..rows).map(|_| random.below(rows) as u32).collect();
                 b.gather(&mut out, &x, &wanted);
+                let neighbours: Vec<u32> = (rows as u32 / 2..rows as u32).collect();
+                b.gather(&mut out, &x, &neighbours);
             }
             Op::ScaleAndCap { scale, cap } => {
                 out = upload(b, &x, width);
@@ -315,9 +317,10 @@ fn scale_and_cap() {
     }
 }
 
-/// Ties, both zeros, what is no logit and rows without any, at every place of a row.
+/// Ties, both zeros, what is no logit and rows without any, at every place of a row. Everything else about draws is held
+/// against the sampler that defines them, in `tests/sample`.
 #[test]
-fn the_largest_of_a_row_is_found() {
+fn a_draw_of_the_largest_finds_it() {
     let random = &mut Random::new(11);
     for width in [1, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 20_000] {
         let rows = 9;
@@ -329,18 +332,25 @@ fn the_largest_of_a_row_is_found() {
         x[6 * width..7 * width].fill(f32::NEG_INFINITY);
         x[7 * width..8 * width].fill(f32::NEG_INFINITY);
         x[places[7]] = f32::MIN;
-        let wanted: Vec<u32> = x
+        let wanted: Vec<Option<u32>> = x
             .chunks(width)
             .map(|row| {
                 let most = row.iter().fold(f32::NEG_INFINITY, |most, &value| most.max(value));
                 let none = row.iter().any(|value| value.is_nan()) || most.is_infinite();
-                if none { u32::MAX } else { row.iter().position(|&value| value == most).unwrap() as u32 }
+                (!none).then(|| row.iter().position(|&value| value == most).unwrap() as u32)
             })
             .collect();
-        assert_eq!(wanted.iter().filter(|&&index| index == u32::MAX).count(), 4);
+        assert_eq!(wanted.iter().filter(|token| token.is_none()).count(), 4);
         for mut backend in cuda_backends() {
             let values = upload(&mut backend, &x, width);
-            assert_eq!(backend.largest(&values, rows, width), Some(&wanted[..]), "width {width}");
+            assert!(backend.draws(width, rows).unwrap());
+            backend.set_draws(&vec![RowDraw::LARGEST; rows]);
+            backend.draw(&values, 0, rows);
+            backend.send_drawn(rows);
+            let token = |drawn: &DrawnRow| if let DrawnRow::Token(token, _) = drawn { Some(*token) } else { None };
+            let got: Vec<_> = backend.drawn().iter().map(token).collect();
+            assert_eq!(got, wanted, "width {width}");
+            assert_eq!(backend.failure(), None);
         }
     }
 }

@@ -167,12 +167,15 @@ fn votes_and_shuffles() {
 fn graphs_are_recorded_and_run_as_often_as_wanted() {
     let device = Device::shim().unwrap();
     let (driver, out) = (device.driver(), output(&device));
+    let host = driver.take_host("a test", 8).unwrap();
     driver.fill(out.at(), 0, out.bytes()).unwrap();
     driver.begin_recording().unwrap();
     device.launch("check_votes", [1], 32).pointer(out.at()).go();
     driver.copy(out.offset(32 * 4), out.at(), 32 * 4).unwrap();
     assert!(driver.upload(out.at(), &[0; 4]).unwrap_err().to_string().contains("while a graph is recorded"));
-    assert!(driver.take("a test", 4).is_err());
+    assert!(driver.take("a test", 4).is_err() && driver.take_host("a test", 4).is_err());
+    assert!(driver.download_later(host, 0, out.at(), 4).unwrap_err().to_string().contains("while a graph is recorded"));
+    assert!(driver.read_host(&mut [0; 4], host).is_err());
     let graph = driver.end_recording().unwrap();
     assert!(floats(&device, &out).iter().all(|&x| x == 0.0), "recording runs nothing");
     for _ in 0..2 {
@@ -183,6 +186,22 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     }
     driver.drop_graph(graph);
     assert!(driver.replay(graph).is_err());
+}
+
+#[test]
+fn memory_of_the_host_gets_what_is_sent_to_it() {
+    let device = Device::shim().unwrap();
+    let x = device.take_with("a test", &numbers(4)).unwrap();
+    let host = device.driver().take_host("a test", 12).unwrap();
+    device.driver().download_later(host, 0, x.offset(4), 4).unwrap();
+    device.driver().download_later(host, 4, x.offset(8), 8).unwrap();
+    let mut got = [0; 12];
+    device.driver().read_host(&mut got, host).unwrap();
+    assert_eq!(got[..], numbers(4)[4..]);
+    assert!(device.driver().download_later(host, 8, x.at(), 8).is_err(), "beyond its end");
+    assert!(device.driver().download_later(host, 0, x.offset(8), 12).is_err(), "from beyond the other's");
+    device.driver().give_back_host(host);
+    assert!(device.driver().read_host(&mut got, host).is_err());
 }
 
 #[test]

@@ -62,6 +62,16 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason(tiny_path: str) ->
 # Nothing is rounded where all is f32.
 EXACT = "tiny/qwen3/f32"
 MODELS = ["gguf/llama-q8_0.gguf", "gguf/gemma3-q8_0.gguf", "gguf/qwen3moe-f16.gguf"]
+COMMON = {"max_tokens": 12, "ignore_eos": True}
+# All that is done to logits before a token is drawn.
+EVERY_STEP = [
+    octavo.SamplingParams(temperature=0.0, **COMMON),
+    octavo.SamplingParams(temperature=1.0, top_k=20, seed=3, **COMMON),
+    octavo.SamplingParams(temperature=0.8, top_p=0.9, min_p=0.02, seed=4, logit_bias={7: 2.0}, **COMMON),
+    octavo.SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, **COMMON),
+    octavo.SamplingParams(temperature=1.0, seed=5, allowed_token_ids=list(range(5, 60, 3)), **COMMON),
+    octavo.SamplingParams(temperature=1.0, seed=6, choice=["yes", "no"]),
+]
 PROMPTS = [[5 + (7 * i + j) % 60 for j in range(length)] for i, length in enumerate((1, 15, 16, 17, 40, 70))]
 
 
@@ -87,12 +97,10 @@ def cuda_device() -> str:
 
 
 def test_the_cuda_backend_says_what_the_reference_says(cuda_device: str) -> None:
-    greedy = octavo.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    drawn = octavo.SamplingParams(temperature=1.0, top_k=20, seed=3, max_tokens=12, ignore_eos=True)
     with opened(EXACT, cuda_device) as cuda, opened(EXACT, "reference") as reference:
-        for params in (greedy, drawn):
+        for params in EVERY_STEP:
             answers = ([result.token_ids for result in llm.generate(PROMPTS, params)] for llm in (cuda, reference))
-            assert next(answers) == next(answers)
+            assert next(answers) == next(answers), params
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -104,7 +112,7 @@ def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(name: s
             together = llm.generate(PROMPTS, params)
             alone = [llm.generate(prompt, params) for prompt in PROMPTS]
             assert [fingerprint(result) for result in together] == [fingerprint(result) for result in alone]
-        # The largest log-probability is found on the host, the largest logit alone on the device.
+        # What is said about a token does not change it.
         with_logprobs = llm.generate(PROMPTS, dataclasses.replace(greedy, logprobs=0))
         assert [result.token_ids for result in with_logprobs] == [result.token_ids for result in together]
 

@@ -14,6 +14,8 @@ WITH_STACK = {"rope_angles"}
 # What a model's speed hangs on, and what multiplies there.
 TENSOR_CORES = [f"attention_{dtype}_{width}" for dtype in ("bf16", "f16") for width in (64, 128, 256)]
 TENSOR_CORES += [f"linear_{rows}_{dtype}" for dtype in ("BF16", "F16") for rows in (8, 16, 64, "many")]
+# A block of them takes a row of logits, so a multiprocessor has few: their warps must fill it.
+DRAWS = ["adjust", "draw", "logprobs"]
 BYTE_PRODUCTS = [f"linear8_{dtype}" for dtype in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")]
 
 
@@ -38,3 +40,4 @@ def test_no_kernel_spills_and_every_one_fills_its_multiprocessor() -> None:
     assert {name for name in TENSOR_CORES if not by_name[name].tensor_products} == set()
     assert {name for name in BYTE_PRODUCTS if not by_name[name].byte_products} == set()
     assert {name for name in TENSOR_CORES + BYTE_PRODUCTS if not by_name[name].wide_loads} == set()
+    assert {name for name in DRAWS if by_name[name].occupancy < 0.5} == set()

@@ -348,7 +348,8 @@ impl Driver for Nvidia {
     }
 
     fn give_back_host(&self, host: HostId) {
-        if let Some(memory) = self.state().hosts.remove(&host)
+        let found = self.state().hosts.remove(&host);
+        if let Some(memory) = found
             && self.synchronize().is_ok()
         {
             // SAFETY: everything has run, and it was in the map, so it has not been given back before.
@@ -446,10 +447,12 @@ impl Driver for Nvidia {
     }
 
     fn drop_graph(&self, graph: GraphId) {
-        if let Some(Graph(graph)) = self.state().graphs.remove(&graph)
-            && self.enter().is_ok()
+        let found = self.state().graphs.remove(&graph);
+        // It may still run: what was begun ahead nobody has waited for.
+        if let Some(Graph(graph)) = found
+            && self.synchronize().is_ok()
         {
-            // SAFETY: it was in the map, so it has not been destroyed before.
+            // SAFETY: it was in the map, so it has not been destroyed before, and it does not run.
             let _ = unsafe { result::graph::exec_destroy(graph) };
         }
     }
@@ -465,10 +468,10 @@ impl Drop for Nvidia {
         let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
         // SAFETY: everything was given by the driver, and nobody is left to use it. Errors cannot be told to anybody.
         unsafe {
+            let _ = result::stream::synchronize(self.stream);
             for Graph(graph) in graphs {
                 let _ = result::graph::exec_destroy(graph);
             }
-            let _ = result::stream::synchronize(self.stream);
             if let Some(staging) = staging {
                 staging.free();
             }
