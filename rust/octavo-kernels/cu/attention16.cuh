@@ -110,7 +110,8 @@ __device__ __forceinline__ void put_query(shared<uint4> queries, global<const fl
         int component = 32 * i + 8 * (lane % 4);
         float4 a = {}, b = {};
         if (component < head_dim) a = load<float4>(from + component), b = load<float4>(from + component + 4);
-        queries[(2 * i + half) * WARP + lane] = {pack<F>(a.x, a.y), pack<F>(a.z, a.w), pack<F>(b.x, b.y), pack<F>(b.z, b.w)};
+        queries[(2 * i + half) * WARP + lane] = {pack<F>(a.x, a.y), pack<F>(a.z, a.w), pack<F>(b.x, b.y),
+                                                 pack<F>(b.z, b.w)};
     }
 }
 
@@ -187,7 +188,8 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 unsigned halves = n % 2 ? 0x7632 : 0x5410;
-                mma_16x8x16<F>(sums[n], {weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0], weights[2 * k + 1][1]},
+                unsigned(&w)[2] = weights[2 * k], (&next)[2] = weights[2 * k + 1];
+                mma_16x8x16<F>(sums[n], {w[0], w[1], next[0], next[1]},
                                {__byte_perm(words[0][n / 2], words[1][n / 2], halves),
                                 __byte_perm(words[2][n / 2], words[3][n / 2], halves)});
             }

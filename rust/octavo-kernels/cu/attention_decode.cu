@@ -41,7 +41,8 @@ __device__ __forceinline__ void decode(global<float> out, global<float> partials
     SHARED(uint4, queries, QUERIES<CHUNKS>);
     if constexpr (WHOLE) head_dim = CHUNK * CHUNKS;
     int row = blockIdx.x, kv_head = blockIdx.y % kv_heads, heads = query_heads / kv_heads;
-    int first_head = kv_head * heads + blockIdx.y / kv_heads * PAIRS, heads_here = min((kv_head + 1) * heads - first_head, PAIRS);
+    int first_head = kv_head * heads + blockIdx.y / kv_heads * PAIRS;
+    int heads_here = min((kv_head + 1) * heads - first_head, PAIRS);
     Seen seen = seen_from(positions[row], window);
     int splits = ceil_div(seen.end, KV_SPLIT), first_split = seen.first / KV_SPLIT;
     bool spread = splits - first_split > 1;
@@ -71,7 +72,8 @@ __device__ __forceinline__ void decode(global<float> out, global<float> partials
             int pair = group + 8 * half, head = first_head + pair;
             if (pair >= heads_here) continue;
             size_t at = (first_split_of(row_tables, row, block_size) + split) * query_heads + head;
-            global<float> place = spread ? partials + at * (head_dim + 2) : out + (size_t(row) * query_heads + head) * head_dim;
+            global<float> place =
+                spread ? partials + at * (head_dim + 2) : out + (size_t(row) * query_heads + head) * head_dim;
             // Added to nothing, as in a merge: that changes a negative zero.
             float share = spread ? 1.0f : 1.0f / tile.total[half];
             for_components<CHUNKS>(head_dim, [&](int component, int n, int column) {
@@ -83,10 +85,11 @@ __device__ __forceinline__ void decode(global<float> out, global<float> partials
 }
 
 #define DECODE(T, name, chunks, whole)                                                                                 \
-    KERNEL_WITH_BLOCKS(attention_decode_##name, WARP, chunks > 2 || !whole ? 8 : 11, global<float> out, global<float> partials, global<const float> qkv,          \
-           global<const u8> layer, global<const u32> positions, global<const u32> row_tables,                          \
-           global<const u32> tables, int rows, int query_heads, int kv_heads, int head_dim, int block_size,            \
-           float scale, int window, float soft_cap) {                                                                  \
+    KERNEL_WITH_BLOCKS(attention_decode_##name, WARP, chunks > 2 || !whole ? 8 : 11, global<float> out,                \
+                       global<float> partials, global<const float> qkv, global<const u8> layer,                        \
+                       global<const u32> positions, global<const u32> row_tables, global<const u32> tables, int rows,  \
+                       int query_heads, int kv_heads, int head_dim, int block_size, float scale, int window,           \
+                       float soft_cap) {                                                                               \
         decode<T, chunks, whole>(out, partials, qkv, layer, positions, row_tables, tables, rows, query_heads,          \
                                  kv_heads, head_dim, block_size, scale, window, soft_cap);                             \
     }

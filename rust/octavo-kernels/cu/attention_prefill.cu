@@ -52,7 +52,7 @@ struct Run {
 struct Task {
     global<float> out;
     global<const float> qkv;
-    int query_heads, kv_heads, head_dim, kv_head, first_head, heads;
+    int query_heads, kv_heads, head_dim, first_head, heads;
     float scale;
     int window;
     float soft_cap;
@@ -134,10 +134,12 @@ __device__ __forceinline__ void prefill(global<float> out, global<const float> q
     int warp_rows = PAIRS / heads_here, most_rows = WARPS * warp_rows;
     // The last first: they see most.
     int first = (gridDim.x - 1 - blockIdx.x) * most_rows, end = min(first + most_rows, rows);
-    Task task = {out, qkv, query_heads, kv_heads, head_dim, kv_head, kv_head * heads + head, heads_here, scale, window, soft_cap};
+    Task task = {out, qkv, query_heads, kv_heads, head_dim, kv_head * heads + head, heads_here, scale, window, soft_cap};
 
     for (int from = first; from < end; from += WARP) {
-        auto goes_on = [&](int row) { return row > 0 && positions[row] % most_rows != 0 && follows(positions, row_tables, row); };
+        auto goes_on = [&](int row) {
+            return row > 0 && positions[row] % most_rows != 0 && follows(positions, row_tables, row);
+        };
         unsigned starts = __ballot_sync(FULL_WARP, from + lane < end && !goes_on(from + lane));
         for (; starts; starts &= starts - 1) {
             int row = from + __ffs(starts) - 1, here = 1, more = WARP;
@@ -153,9 +155,10 @@ __device__ __forceinline__ void prefill(global<float> out, global<const float> q
 }
 
 #define PREFILL(T, name, chunks, whole)                                                                                \
-    KERNEL_WITH_BLOCKS(attention_prefill_##name, WARPS *WARP, 2, global<float> out, global<const float> qkv, global<const u8> layer,  \
-           global<const u32> positions, global<const u32> row_tables, global<const u32> tables, int rows,              \
-           int query_heads, int kv_heads, int head_dim, int block_size, float scale, int window, float soft_cap) {     \
+    KERNEL_WITH_BLOCKS(attention_prefill_##name, WARPS *WARP, 2, global<float> out, global<const float> qkv,           \
+                       global<const u8> layer, global<const u32> positions, global<const u32> row_tables,              \
+                       global<const u32> tables, int rows, int query_heads, int kv_heads, int head_dim,                \
+                       int block_size, float scale, int window, float soft_cap) {                                      \
         prefill<T, chunks, whole>(out, qkv, layer, positions, row_tables, tables, rows, query_heads, kv_heads,         \
                                   head_dim, block_size, scale, window, soft_cap);                                      \
     }

@@ -179,7 +179,9 @@ template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) {
     if (magnitude > 0x7f800000) return {u8(sign | 0x7f)};
     if (magnitude >= 0x43e00000) return {u8(sign | 0x7e)};
     // Subnormal: adding 2^14 leaves the rounded multiple of 2^-9 in the lowest bits.
-    if (magnitude < 0x3c800000) return {u8(sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000))};
+    if (magnitude < 0x3c800000) {
+        return {u8(sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000))};
+    }
     return {u8(sign | ((magnitude + 0x7ffff + (magnitude >> 20 & 1) - 0x3c000000) >> 20))};
 }
 // Bytes 2 · PAIR and the next of four e4m3 as f16, which holds them exactly.

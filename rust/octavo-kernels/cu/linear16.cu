@@ -33,8 +33,9 @@ template <class T> __device__ void round_row(global<unsigned> out, global<const 
     out[at / 2] = pack<T>(within<T>(two.x), within<T>(two.y));
 }
 
-// Up to 8 · TILES rows. A block takes OUTPUTS outputs, blockIdx.y counts them; its warps take slices in turn, loading weights straight into fragments,
-// and leave their sums in shared memory, (slice, row, output), where threads add them up. Bound by reading the weights.
+// Up to 8 · TILES rows. A block takes OUTPUTS outputs, blockIdx.y counts them; its warps take slices in turn, loading
+// weights straight into fragments, and leave their sums in shared memory, (slice, row, output), where threads add them up.
+// Bound by reading the weights.
 template <class T, int TILES>
 __device__ __forceinline__ void few(global<float> out, int stride, global<const T> x, global<const T> weights,
                                     global<const float> bias, int rows, int outputs, int inputs) {

@@ -117,15 +117,15 @@ __device__ __forceinline__ void product(global<float> out, int stride, const Int
 
 // `stride`: from one row of `out` to the next. `x`: of `quantise_rows`. `bias` may be null. blockIdx.x counts tiles of rows.
 #define LINEAR8(F)                                                                                                     \
-    KERNEL_WITH_BLOCKS(linear8_##F, WARPS *WARP, 8, global<float> out, int stride, global<const u8> x, global<const u8> weights,      \
-           global<const float> bias, int rows, int outputs, int inputs) {                                              \
+    KERNEL_WITH_BLOCKS(linear8_##F, WARPS *WARP, 8, global<float> out, int stride, global<const u8> x,                 \
+                       global<const u8> weights, global<const float> bias, int rows, int outputs, int inputs) {        \
         int first = blockIdx.x * ROWS;                                                                                 \
         product<int8::F>(out + size_t(first) * stride, stride, {x, rows, first, inputs}, weights, 0, bias,             \
                          min(rows - first, ROWS), outputs, inputs);                                                    \
     }                                                                                                                  \
-    KERNEL_WITH_BLOCKS(expert_linear8_##F, WARPS *WARP, 8, global<float> out, int stride, global<const u8> x, int slots,              \
-           global<const u8> weights, int first_byte, u32 expert_bytes, global<const u32> first_slots,                  \
-           int first_expert, int experts, int outputs, int inputs) {                                                   \
+    KERNEL_WITH_BLOCKS(expert_linear8_##F, WARPS *WARP, 8, global<float> out, int stride, global<const u8> x,          \
+                       int slots, global<const u8> weights, int first_byte, u32 expert_bytes,                          \
+                       global<const u32> first_slots, int first_expert, int experts, int outputs, int inputs) {        \
         ExpertTile tile = find_tile(first_slots, first_expert, experts, ROWS, blockIdx.x);                             \
         if (tile.expert < 0) return;                                                                                   \
         product<int8::F>(out + size_t(tile.slot) * stride, stride, {x, slots, tile.slot, inputs}, weights,             \

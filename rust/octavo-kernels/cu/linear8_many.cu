@@ -28,7 +28,8 @@ __device__ __forceinline__ uint2 fragment(shared<uint4> lines, int line, int uni
 }
 
 // Adds a group's products, times the scales of two outputs and two rows.
-__device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&products)[4], const float (&scales)[2], float2 of_x) {
+__device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&products)[4], const float (&scales)[2],
+                                           float2 of_x) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float product = __uint_as_float(products[k]) - __uint_as_float(AS_FLOAT);
@@ -41,7 +42,8 @@ __device__ __forceinline__ void add_scaled(float (&sums)[4], const int (&product
 template <class F, int M_TILES, int N_TILES, int WARPS_M, int WARPS_N, int DEPTH>
 __device__ __forceinline__ void many(global<float> out, int stride, const Int8Rows &x, global<const u8> weights,
                                      size_t first_byte, global<const float> bias, int rows, int outputs, int inputs) {
-    constexpr int G = F::GROUPS, M = WARPS_M * M_TILES * 16, N = WARPS_N * N_TILES * 8, THREADS = WARPS_M * WARPS_N * WARP;
+    constexpr int G = F::GROUPS, THREADS = WARPS_M * WARPS_N * WARP;
+    constexpr int M = WARPS_M * M_TILES * 16, N = WARPS_N * N_TILES * 8;
     constexpr int RUNS = DEPTH / 2, RUN_BYTES = RUN * UNIT / F::LEN * F::BYTES;
     constexpr int PIECES = (RUN_BYTES + 14 + 15) / 16 + 1; // of a run; the first and the last shared with others
     static_assert(DEPTH % 2 == 0, "a run is two stages");
@@ -173,15 +175,16 @@ __device__ __forceinline__ void many(global<float> out, int stride, const Int8Ro
 // Named by how many rows they are for, ROWS of which go to a tile; blockIdx.x counts tiles. `stride`: from one row of `out`
 // to the next. `x`: of `quantise_rows`. `bias` may be null.
 #define PRODUCT(name, threads, F, ROWS, ...)                                                                           \
-    KERNEL_WITH_BLOCKS(linear8_##name, threads, 4 - int8::F::GROUPS, global<float> out, int stride, global<const u8> x, global<const u8> weights,       \
-           global<const float> bias, int rows, int outputs, int inputs) {                                              \
+    KERNEL_WITH_BLOCKS(linear8_##name, threads, 4 - int8::F::GROUPS, global<float> out, int stride,                    \
+                       global<const u8> x, global<const u8> weights, global<const float> bias, int rows, int outputs,  \
+                       int inputs) {                                                                                   \
         int first = blockIdx.x * ROWS;                                                                                 \
         many<int8::F, __VA_ARGS__>(out + size_t(first) * stride, stride, {x, rows, first, inputs}, weights, 0, bias,   \
                                    min(rows - first, ROWS), outputs, inputs);                                          \
     }                                                                                                                  \
-    KERNEL_WITH_BLOCKS(expert_linear8_##name, threads, 4 - int8::F::GROUPS, global<float> out, int stride, global<const u8> x, int slots,               \
-           global<const u8> weights, int first_byte, u32 expert_bytes, global<const u32> first_slots,                  \
-           int first_expert, int experts, int outputs, int inputs) {                                                   \
+    KERNEL_WITH_BLOCKS(expert_linear8_##name, threads, 4 - int8::F::GROUPS, global<float> out, int stride,             \
+                       global<const u8> x, int slots, global<const u8> weights, int first_byte, u32 expert_bytes,      \
+                       global<const u32> first_slots, int first_expert, int experts, int outputs, int inputs) {        \
         ExpertTile tile = find_tile(first_slots, first_expert, experts, ROWS, blockIdx.x);                             \
         if (tile.expert < 0) return;                                                                                   \
         many<int8::F, __VA_ARGS__>(out + size_t(tile.slot) * stride, stride, {x, slots, tile.slot, inputs}, weights,   \

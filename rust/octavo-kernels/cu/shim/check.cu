@@ -81,7 +81,8 @@ KERNEL(check_e4m3, 32, global<float> out, global<const float> x, int count) {
     for (int i = threadIdx.x; i < count; i += WARP) {
         u8 byte = from_float<e4m3>(x[i]).bits;
         out[4 * i] = to_float(e4m3{u8(i)}), out[4 * i + 1] = to_float(e4m3{byte});
-        out[4 * i + 2] = high_of<f16>(two_halves<0>((i & 0xff) << 8)), out[4 * i + 3] = low_of<f16>(two_halves<1>(byte << 16));
+        out[4 * i + 2] = high_of<f16>(two_halves<0>((i & 0xff) << 8));
+        out[4 * i + 3] = low_of<f16>(two_halves<1>(byte << 16));
     }
 }
 
