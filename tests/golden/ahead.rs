@@ -179,12 +179,9 @@ fn play(name: &str, seed: u64, blocks: usize, steps: usize) -> (u64, usize) {
 fn steps_that_are_begun_ahead_change_nothing() {
     let (mut ahead, mut computed) = (0, 0);
     // Room for everybody; and so little that sequences lose their blocks. One group of layers, and several with windows.
-    for (name, seed, blocks) in [
-        ("tiny/qwen3/f32", 1, 64),
-        ("tiny/qwen3/f32", 2, 10),
-        ("tiny/gemma3/bf16", 3, 64),
-        ("tiny/gemma3/bf16", 4, 10),
-    ] {
+    for (name, seed, blocks) in
+        [("tiny/qwen3/f32", 1, 64), ("tiny/qwen3/f32", 2, 10), ("tiny/gemma3/bf16", 3, 64), ("tiny/gemma3/bf16", 4, 10)]
+    {
         let (of, all) = play(name, seed, blocks, 60);
         (ahead, computed) = (ahead + of, computed + all);
     }

@@ -114,7 +114,8 @@ fn what_is_sized_at_load_is_what_is_taken() {
         let left = device.driver().free_bytes().unwrap();
         assert!(left < planned / 20, "{name}: {left} of {planned} bytes were not taken");
         let prompts: Vec<&[u32]> = model.expected.prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
-        let outcomes = runner::run(&mut LocalExecutor::new(decoder), &prompts, 24, 61);
+        let mut executor = LocalExecutor::new(decoder);
+        let outcomes = runner::run(&mut executor, &prompts, 24, 61);
         assert!(outcomes.iter().all(|outcome| outcome.tokens.len() == 24));
         assert_eq!((device.failure(), device.driver().free_bytes().unwrap()), (None, left), "{name}");
         let refused = load(planned - left - block_bytes as u64).map(|_| ()).unwrap_err();

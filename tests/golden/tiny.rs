@@ -138,18 +138,23 @@ fn rounded_activations_on_cuda_cost_what_they_cost_the_reference() {
     for name in FOLDERS.map(|name| format!("tiny/{name}/bf16")).into_iter().chain(DENSE.map(str::to_owned)) {
         let Some(model) = oracle::model(&name) else { continue };
         let of_reference = outcomes(&model, || ReferenceBackend::new(LIMITS, Activations::Rounded), 61);
-        let [(wanted, wanted_mean), (got, got_mean)] = [of_reference, outcomes(&model, cuda_shim, 61)].map(|outcomes| {
-            let pairs = outcomes.iter().zip(&model.expected.prompts);
-            let logits = worst(pairs.clone().map(|(got, prompt)| (got.logits.as_slice(), prompt.logits.as_slice())));
-            let errors = pairs.flat_map(|(got, prompt)| std::iter::zip(&got.logits, &prompt.logits));
-            let (sum, count) = errors.fold((0.0, 0), |(sum, n), (got, wanted)| (sum + (got - wanted).abs(), n + 1));
-            (logits, sum / count as f32)
-        });
+        let [(wanted, wanted_mean), (got, got_mean)] =
+            [of_reference, outcomes(&model, cuda_shim, 61)].map(|outcomes| {
+                let pairs = outcomes.iter().zip(&model.expected.prompts);
+                let logits =
+                    worst(pairs.clone().map(|(got, prompt)| (got.logits.as_slice(), prompt.logits.as_slice())));
+                let errors = pairs.flat_map(|(got, prompt)| std::iter::zip(&got.logits, &prompt.logits));
+                let (sum, count) = errors.fold((0.0, 0), |(sum, n), (got, wanted)| (sum + (got - wanted).abs(), n + 1));
+                (logits, sum / count as f32)
+            });
         println!("{name}: logits differ by {got}, {got_mean} on average; in the reference by {wanted}, {wanted_mean}");
         let tolerance = model.expected.tolerance;
         assert!(wanted > tolerance, "{name}: rounding costs nothing");
         assert!(got <= 2.0 * wanted, "{name}: logits differ by {got}, in the reference by {wanted}");
-        assert!(got_mean <= 1.25 * wanted_mean, "{name}: logits differ by {got_mean}, in the reference by {wanted_mean}");
+        assert!(
+            got_mean <= 1.25 * wanted_mean,
+            "{name}: logits differ by {got_mean}, in the reference by {wanted_mean}"
+        );
     }
 }
 

@@ -52,12 +52,8 @@ impl Null {
     /// One that has been told nothing.
     pub fn new() -> Self {
         let [uploads, downloads, launches, replays, taken] = Default::default();
-        let info = DeviceInfo {
-            name: "nothing".to_owned(),
-            capability: (8, 0),
-            processors: 1,
-            memory_bytes: MEMORY_BYTES,
-        };
+        let info =
+            DeviceInfo { name: "nothing".to_owned(), capability: (8, 0), processors: 1, memory_bytes: MEMORY_BYTES };
         Self { info, uploads, downloads, launches, replays, taken, held: Mutex::default() }
     }
 

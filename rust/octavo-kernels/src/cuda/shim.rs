@@ -89,12 +89,8 @@ unsafe extern "C" {
 impl Shim {
     /// A device with so much memory and nothing on it.
     pub fn new(memory_bytes: u64) -> Self {
-        let info = DeviceInfo {
-            name: "the CPU, pretending".to_owned(),
-            capability: (8, 0),
-            processors: 1,
-            memory_bytes,
-        };
+        let info =
+            DeviceInfo { name: "the CPU, pretending".to_owned(), capability: (8, 0), processors: 1, memory_bytes };
         Self { info, state: Mutex::default() }
     }
 

@@ -76,7 +76,8 @@ impl ReferenceBackend {
             int8.extend(x.chunks_exact(matrix.cols).map(linear::Int8Row::quantise));
         }
         let rounded = |dtype: DType, round: fn(f32) -> f32| -> Vec<f32> {
-            let wanted = self.activations == Activations::Rounded && matrix.parts.iter().any(|part| part.dtype == dtype);
+            let wanted =
+                self.activations == Activations::Rounded && matrix.parts.iter().any(|part| part.dtype == dtype);
             if wanted { x.iter().map(|&x| round(x)).collect() } else { Vec::new() }
         };
         let as_bf16 = rounded(DType::BF16, |x| bf16::from_f32(x).to_f32());

@@ -119,7 +119,8 @@ impl<B: Backend> LocalExecutor<B> {
             Launched::Draws(sources) => {
                 let drawn = self.decoder.drawn();
                 self.tokens.clear();
-                self.tokens.extend(drawn.iter().map(|row| if let DrawnRow::Token(id, _) = row { *id } else { u32::MAX }));
+                self.tokens
+                    .extend(drawn.iter().map(|row| if let DrawnRow::Token(id, _) = row { *id } else { u32::MAX }));
                 StepOutput { entries: sources.into_iter().map(|source| draw_output(&drawn[source])).collect() }
             }
         }

@@ -120,7 +120,8 @@ impl<B: Backend> Room<B> {
     fn take(backend: &mut B, spec: &DecoderSpec, cache: CacheShape, rows: usize) -> Result<Self> {
         let ropes =
             spec.ropes.iter().map(|rope| backend.rope(&rope.spec(spec.max_positions))).collect::<Result<_>>()?;
-        let routing = spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
+        let routing =
+            spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
         let buffers = shapes(spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
         backend.room_for_attention(spec.heads, cache.block_size)?;
         let cache = backend.cache(cache)?;

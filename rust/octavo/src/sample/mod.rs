@@ -108,5 +108,4 @@ fn no_logit(token: usize, logit: f32) -> String {
     format!("the model's logit of token {token} is {logit}: the model gave no answer")
 }
 
-const NOTHING_LEFT: &str =
-    "no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, bad_words or min_tokens";
+const NOTHING_LEFT: &str = "no token is left to draw: every one is masked by the model, the grammar, allowed_token_ids, bad_words or min_tokens";
