@@ -102,6 +102,7 @@ fn try_to_load(path: &Path) -> Result<(), octavo::error::LoadError> {
         block_size: 16,
         kv_cache_dtype: CacheDtype::F32,
         kv_cache_bytes: Some(1 << 20),
+        device_bytes: None,
     };
     MemoryPlan::new(&model.spec, &request)?;
     files.chat_template()?;

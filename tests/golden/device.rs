@@ -2,11 +2,15 @@
 
 use octavo::execute::Executor;
 use octavo::execute::local::LocalExecutor;
+use octavo::execute::memory::{MemoryPlan, MemoryRequest};
+use octavo::execute::rehearsal::{device_bytes, step_limits};
+use octavo::load::ModelFiles;
+use octavo::model::{Decoder, LayerGroups, Model, Weights, weights};
 use octavo_kernels::cuda::{self, CudaBackend};
-use octavo_kernels::{Backend, BackendError, Segment, StepInput};
+use octavo_kernels::{Backend, BackendError, CacheDtype, Segment, StepInput};
 
 use crate::oracle;
-use crate::runner::{self, BLOCK_SIZE, LIMITS};
+use crate::runner::{self, BLOCK_SIZE, BLOCKS, LIMITS};
 use crate::tiny::cuda_shim;
 
 const SEQUENCES: usize = 5;
@@ -70,6 +74,52 @@ fn repeated_steps_give_the_bits_of_launched_ones() {
         assert!(computed[0] > 256, "{computed:?}");
         assert_eq!((repeats.backend().graphs(), launches.backend().graphs()), (4, 0), "of 1, 2, 4 and 8 rows");
         assert_eq!(repeats.backend().failure(), None);
+    }
+}
+
+/// A device that has no byte more than the plan says holds the model, and steps of every kind take nothing further. One that
+/// has a block less does not.
+#[test]
+fn what_is_sized_at_load_is_what_is_taken() {
+    const LONGEST: usize = 512;
+    for name in ["tiny/qwen3/f32", "tiny/mixtral/bf16", "gguf/llama-q8_0"] {
+        let model = oracle::fixture(name);
+        let files = ModelFiles::open(&model.path).unwrap();
+        let spec = Model::of(&files).unwrap().spec.up_to(LONGEST);
+        let (rows, seqs, dtype) = (LIMITS.rows, LIMITS.segments, CacheDtype::Fp8E4m3);
+        let block_bytes = LayerGroups::new(&spec, 0).cache_shape(&spec, 1, BLOCK_SIZE, dtype).block_bytes();
+        let request = MemoryRequest {
+            free_bytes: Some(1 << 30),
+            weights_bytes: weights::check(&files, &Model::of(&files).unwrap()).unwrap().as_run,
+            max_num_batched_tokens: rows,
+            max_num_seqs: seqs,
+            max_model_len: Some(LONGEST),
+            block_size: BLOCK_SIZE,
+            kv_cache_dtype: dtype,
+            kv_cache_bytes: Some((BLOCKS * block_bytes) as u64),
+            device_bytes: Some(device_bytes(&spec, (rows, seqs), (BLOCK_SIZE, dtype), LONGEST).unwrap()),
+        };
+        let plan = MemoryPlan::new(&spec, &request).unwrap();
+        let load = |memory_bytes: u64| {
+            let device = cuda::Device::shim_of(memory_bytes);
+            let limits = step_limits(rows, seqs, &plan.layout(), LONGEST);
+            let mut backend = CudaBackend::open(device.clone(), limits).map_err(|error| error.to_string())?;
+            let model = Model::of(&files).unwrap();
+            let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).map_err(|e| e.to_string())?;
+            let decoder = Decoder::new(backend, spec.clone(), weights, &plan.groups, plan.cache, rows);
+            decoder.map(|decoder| (decoder, device)).map_err(|error| error.to_string())
+        };
+        let planned = plan.total_bytes() - plan.reserved_bytes;
+        let (decoder, device) = load(planned).unwrap();
+        let left = device.driver().free_bytes().unwrap();
+        assert!(left < planned / 20, "{name}: {left} of {planned} bytes were not taken");
+        let prompts: Vec<&[u32]> = model.expected.prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
+        let mut executor = LocalExecutor::new(decoder);
+        let outcomes = runner::run(&mut executor, &prompts, 24, 61);
+        assert!(outcomes.iter().all(|outcome| outcome.tokens.len() == 24));
+        assert_eq!((device.failure(), device.driver().free_bytes().unwrap()), (None, left), "{name}");
+        let refused = load(planned - left - block_bytes as u64).map(|_| ()).unwrap_err();
+        assert!(refused.contains("no memory for"), "{name}: {refused}");
     }
 }
 

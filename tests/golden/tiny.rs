@@ -129,32 +129,32 @@ fn cuda_agrees_on_f32() {
     check("tiny/llama-untied-sharded/f32", cuda_shim);
 }
 
-/// On weights of two bytes the CUDA backend rounds activations to their type, as everyone does on tensor cores.
+/// On weights of two bytes the CUDA backend rounds activations to their type, as everyone does on tensor cores. That costs
+/// what it costs the reference when it rounds them: the two err in the same places by the same steps, but a sum in another
+/// order may fall on the other side of one, and then what follows errs independently. So they are two draws from one
+/// distribution, of some thousand errors each: on average they err alike, and the largest ones are not twice as large.
 #[test]
-fn rounded_activations_on_cuda_cost_little() {
-    for name in FOLDERS {
-        costs_at_most(&format!("tiny/{name}/bf16"), ROUNDED_TO_BF16);
-    }
-    DENSE.iter().for_each(|name| costs_at_most(name, ROUNDED_TO_F16));
-}
-
-/// What rounding may cost: the last logits of a prompt at most, its log-probabilities on average.
-const ROUNDED_TO_BF16: (f32, f32) = (0.35, 0.05);
-const ROUNDED_TO_F16: (f32, f32) = (0.05, 0.005);
-
-fn costs_at_most(name: &str, (most, on_average): (f32, f32)) {
-    let Some(model) = oracle::model(name) else { return };
-    let got = outcomes(&model, cuda_shim, 61);
-    for (prompt, got) in model.expected.prompts.iter().zip(&got) {
-        let logits = max_abs(&got.logits, &prompt.logits);
-        println!("{name} {}: last logits differ by {logits}", prompt.id);
-        assert!(logits <= most, "{name} {}: last logits differ by {logits}", prompt.id);
-        let Some(wanted) = &prompt.prompt_logprobs else { continue };
-        assert_eq!(got.prompt_logprobs.len(), wanted.len());
-        let sum: f32 = std::iter::zip(&got.prompt_logprobs, wanted).map(|(got, wanted)| (got - wanted).abs()).sum();
-        let mean = sum / wanted.len().max(1) as f32;
-        println!("{name} {}: log-probabilities by {mean} on average", prompt.id);
-        assert!(mean <= on_average, "{name} {}: log-probabilities differ by {mean} on average", prompt.id);
+fn rounded_activations_on_cuda_cost_what_they_cost_the_reference() {
+    for name in FOLDERS.map(|name| format!("tiny/{name}/bf16")).into_iter().chain(DENSE.map(str::to_owned)) {
+        let Some(model) = oracle::model(&name) else { continue };
+        let of_reference = outcomes(&model, || ReferenceBackend::new(LIMITS, Activations::Rounded), 61);
+        let [(wanted, wanted_mean), (got, got_mean)] =
+            [of_reference, outcomes(&model, cuda_shim, 61)].map(|outcomes| {
+                let pairs = outcomes.iter().zip(&model.expected.prompts);
+                let logits =
+                    worst(pairs.clone().map(|(got, prompt)| (got.logits.as_slice(), prompt.logits.as_slice())));
+                let errors = pairs.flat_map(|(got, prompt)| std::iter::zip(&got.logits, &prompt.logits));
+                let (sum, count) = errors.fold((0.0, 0), |(sum, n), (got, wanted)| (sum + (got - wanted).abs(), n + 1));
+                (logits, sum / count as f32)
+            });
+        println!("{name}: logits differ by {got}, {got_mean} on average; in the reference by {wanted}, {wanted_mean}");
+        let tolerance = model.expected.tolerance;
+        assert!(wanted > tolerance, "{name}: rounding costs nothing");
+        assert!(got <= 2.0 * wanted, "{name}: logits differ by {got}, in the reference by {wanted}");
+        assert!(
+            got_mean <= 1.25 * wanted_mean,
+            "{name}: logits differ by {got_mean}, in the reference by {wanted_mean}"
+        );
     }
 }
 

@@ -186,7 +186,8 @@ const NEAR: Tolerance = Tolerance { absolute: 1e-5, relative: 1e-5 };
 fn of_cache(dtype: CacheDtype) -> Tolerance {
     match dtype {
         CacheDtype::F32 => NEAR,
-        CacheDtype::F16 => Tolerance { absolute: 2e-3, relative: 2e-3 },
+        // Eight bits are multiplied as f16.
+        CacheDtype::F16 | CacheDtype::Fp8E4m3 => Tolerance { absolute: 2e-3, relative: 2e-3 },
         CacheDtype::Bf16 => Tolerance { absolute: 1.5e-2, relative: 1.5e-2 },
     }
 }
@@ -222,6 +223,9 @@ fn windows_soft_caps_and_cache_types() {
             (scene.dtype, scene.mask.window, scene.mask.soft_cap) = (dtype, window, soft_cap);
             check_op_apart(&Played(&scene, &plan), on_cpu(dtype), of_cache(dtype));
         }
+        let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+        (scene.dtype, scene.mask.window) = (CacheDtype::Fp8E4m3, window);
+        check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
     }
 }
 
@@ -233,10 +237,12 @@ fn every_shape_of_heads_on_tensor_cores() {
     let shapes = SHAPES.into_iter().chain([(3, 3, 12), (17, 1, 64), (2, 1, 200), (1, 1, 8)]);
     for (i, shape) in shapes.enumerate() {
         let mut scene = Scene::new(&contexts, heads(shape));
-        scene.dtype = [CacheDtype::F16, CacheDtype::Bf16][i % 2];
-        scene.mask.window = [None, Some(300), Some(64)][i % 3];
-        let played = &Played(&scene, &last_rows_together(&contexts, &new_rows));
-        check_on_cuda(played, Activations::F32, of_cache(scene.dtype));
+        for dtype in [[CacheDtype::F16, CacheDtype::Bf16][i % 2], CacheDtype::Fp8E4m3] {
+            scene.dtype = dtype;
+            scene.mask.window = [None, Some(300), Some(64)][i % 3];
+            let played = &Played(&scene, &last_rows_together(&contexts, &new_rows));
+            check_on_cuda(played, Activations::F32, of_cache(scene.dtype));
+        }
     }
 }
 
@@ -269,6 +275,9 @@ fn copied_blocks_hold_the_same() {
         assert_eq!(play(&scene, &plan, &mut reference(Activations::Int8)), stay, "{dtype:?}");
         check_op_apart(&Played(&scene, &plan), on_cpu(dtype), of_cache(dtype));
     }
+    let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+    (scene.dtype, scene.moves) = (CacheDtype::Fp8E4m3, true);
+    check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
 }
 
 /// A row's keys, queries and output are the same bits whether its sequence came as one prompt, in chunks or token by
@@ -320,6 +329,8 @@ fn nor_does_it_on_cuda() {
         (CacheDtype::F16, Some(10), (5, 1, 24)),
         (CacheDtype::Bf16, Some(300), (2, 1, 128)),
         (CacheDtype::F32, None, (2, 1, 16)),
+        (CacheDtype::Fp8E4m3, None, (17, 1, 64)),
+        (CacheDtype::Fp8E4m3, Some(300), (1, 1, 136)),
     ];
     for (dtype, window, shape) in scenes {
         let mut scene = Scene::new(&lengths, heads(shape));

@@ -37,7 +37,7 @@ impl Mixture {
         let random = &mut Random::new((self.rows * 1009 + self.experts * 31 + self.width) as u64);
         // Of few values, so that some are equal.
         let logits = (0..self.rows * self.experts).map(|_| random.below(9) as f32 / 2.0 - 2.0).collect();
-        let x = random.normals(self.rows * self.width);
+        let x = rounded_for(self.parts.iter().map(|part| part.0), random.normals(self.rows * self.width));
         let parts = self.parts.iter().cycle().take(self.parts.len() * self.experts);
         let weights = parts.map(|&(dtype, outputs)| weight_bytes(random, dtype, outputs, self.width)).collect();
         Inputs { logits, x, weights }
@@ -97,6 +97,13 @@ fn routing_there_and_back() {
     }
 }
 
+/// [`check_op`] for products.
+fn check_products(case: &Mixture) {
+    let (activations, on_cuda) = products_on_cuda(case.parts.iter().map(|part| part.0));
+    check_on_cpu(case, Tolerance::EXACT);
+    check_on_cuda(case, activations, on_cuda);
+}
+
 #[test]
 fn products_of_every_type() {
     for dtype in DType::ALL {
@@ -105,8 +112,23 @@ fn products_of_every_type() {
             for rows in ROWS {
                 let parts = vec![(dtype, 17), (dtype, 15)];
                 let case = Mixture { parts, experts, per_row, renormalise: true, rows, width };
-                check_op(&case, Tolerance::EXACT);
+                check_products(&case);
             }
+        }
+    }
+}
+
+/// Tiles of up to 128 rows of one expert, of which some have none.
+#[test]
+fn products_of_many_rows_on_cuda() {
+    use DType::*;
+    for dtype in [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K] {
+        let width = 2 * dtype.block_len().max(48);
+        for (experts, per_row, rows) in [(1, 1, 131), (3, 1, 257), (40, 1, 20)] {
+            let parts = vec![(dtype, 65), (dtype, 3)];
+            let case = Mixture { parts, experts, per_row, renormalise: false, rows, width };
+            let (activations, on_cuda) = products_on_cuda(case.parts.iter().map(|part| part.0));
+            check_on_cuda(&case, activations, on_cuda);
         }
     }
 }
@@ -114,7 +136,31 @@ fn products_of_every_type() {
 #[test]
 fn products_of_parts_with_different_types() {
     let parts = vec![(DType::Q4_K, 16), (DType::Q6_K, 5), (DType::F16, 32)];
-    check_op(&Mixture { parts, experts: 6, per_row: 2, renormalise: false, rows: 33, width: 512 }, Tolerance::EXACT);
+    check_products(&Mixture { parts, experts: 6, per_row: 2, renormalise: false, rows: 33, width: 512 });
+}
+
+/// Those of one expert then begin anywhere in memory.
+#[test]
+fn products_of_experts_that_are_not_alike() {
+    let case = Mixture {
+        parts: vec![(DType::Q8_0, 17), (DType::Q4_K, 3)],
+        experts: 5,
+        per_row: 2,
+        renormalise: true,
+        rows: 20,
+        width: 256,
+    };
+    let Inputs { logits, x, weights: bytes } = case.inputs();
+    let mut weights = case.weights(&bytes);
+    // One is Q6_K where its fellows are Q4_K.
+    let other = weight_bytes(&mut Random::new(5), DType::Q6_K, 3, case.width);
+    weights[5] = Weight { dtype: DType::Q6_K, run_as: DType::Q6_K, bytes: &other, ..weights[5] };
+    let want = case.run_on(&mut reference(Activations::Int8), &logits, &x, &weights);
+    for mut backend in cuda_backends() {
+        let got = case.run_on(&mut backend, &logits, &x, &weights);
+        assert_eq!(backend.failure(), None);
+        assert_bits("experts of two kinds", &got, &want);
+    }
 }
 
 /// The definition, said with the products of single matrices.

@@ -96,6 +96,30 @@ pub fn check_on_cuda(case: &impl Case, activations: Activations, tolerance: Tole
     }
 }
 
+/// How the CUDA backend multiplies weights of these types: what it sees of the activations, and how near to the reference
+/// it is. Sums with tensor cores are in another order; the quantised types that matter most have int8 activations; the
+/// others have activations as they are.
+pub fn products_on_cuda(mut dtypes: impl Iterator<Item = DType> + Clone) -> (Activations, Tolerance) {
+    use DType::*;
+    let bytes = |dtype: DType| matches!(dtype.native(), Q4_0 | Q4_1 | Q5_0 | Q8_0 | Q4_K | Q6_K);
+    let tolerance = match dtypes.clone().any(has_tensor_core_form) {
+        true => Tolerance { absolute: 5e-5, relative: 1e-5 },
+        false => Tolerance::EXACT,
+    };
+    (if dtypes.any(bytes) { Activations::Int8 } else { Activations::F32 }, tolerance)
+}
+
+/// Whether activations are rounded to two bytes for such weights.
+pub fn has_tensor_core_form(dtype: DType) -> bool {
+    matches!(dtype.native(), DType::F16 | DType::BF16)
+}
+
+/// `x`, rounded where `dtypes` have a tensor core form, so that only the order of additions is left.
+pub fn rounded_for(mut dtypes: impl Iterator<Item = DType>, x: Vec<f32>) -> Vec<f32> {
+    let rounds = dtypes.any(has_tensor_core_form);
+    if rounds { x.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect() } else { x }
+}
+
 pub fn assert_near(name: &str, got: &[f32], want: &[f32], tolerance: Tolerance) {
     assert_eq!(got.len(), want.len(), "{name}");
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {

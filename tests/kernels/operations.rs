@@ -3,7 +3,10 @@
 use half::bf16;
 use octavo_kernels::{
     Activation, Backend, DType, DrawnRow, RowDraw, Weight,
-    reference::{Activations, dequantise::dequantise},
+    reference::{
+        dequantise::dequantise,
+        linear::{Int8Row, dot_int8},
+    },
 };
 
 use crate::harness::*;
@@ -71,10 +74,7 @@ impl Case for Shaped {
                 return both;
             }
             Op::Linear { ref parts, bias } => {
-                // What tensor cores would round comes rounded, so that only the order of additions is left.
-                let two_bytes = parts.iter().any(|part| has_tensor_core_form(part.0));
-                let x: Vec<f32> = x.iter().map(|&x| if two_bytes { bf16::from_f32(x).to_f32() } else { x }).collect();
-                let x = upload(b, &x, width);
+                let x = upload(b, &rounded_for(parts.iter().map(|part| part.0), x), width);
                 let bytes: Vec<_> = parts.iter().map(|&(dtype, n)| weight_bytes(random, dtype, n, width)).collect();
                 let weights: Vec<_> = std::iter::zip(parts, &bytes)
                     .map(|(&(dtype, rows), bytes)| Weight { dtype, rows, cols: width, bytes, run_as: dtype.native() })
@@ -166,23 +166,10 @@ fn linear_of_every_type() {
     }
 }
 
-fn has_tensor_core_form(dtype: DType) -> bool {
-    matches!(dtype.native(), DType::F16 | DType::BF16)
-}
-
-/// [`sweep`] of products. On the CUDA backend sums with tensor cores are in another order, and the quantised types that
-/// matter most have int8 activations; the others have activations as they are.
+/// [`sweep`] of products.
 fn sweep_linear(op: &Op, widths: &[usize]) {
     let Op::Linear { parts, .. } = op else { panic!("a product") };
-    let on_cuda = match parts.iter().any(|part| has_tensor_core_form(part.0)) {
-        true => Tolerance { absolute: 5e-5, relative: 1e-5 },
-        false => Tolerance::EXACT,
-    };
-    let quantises = |dtype: DType| {
-        use DType::*;
-        matches!(dtype.native(), Q4_0 | Q4_1 | Q5_0 | Q8_0 | Q4_K | Q6_K)
-    };
-    let activations = if parts.iter().any(|part| quantises(part.0)) { Activations::Int8 } else { Activations::F32 };
+    let (activations, on_cuda) = products_on_cuda(parts.iter().map(|part| part.0));
     for rows in ROWS {
         for &width in widths {
             let case = Shaped { op: op.clone(), rows, width };
@@ -193,7 +180,7 @@ fn sweep_linear(op: &Op, widths: &[usize]) {
 }
 
 /// A row's product on the CUDA backend is the same bits in whatever company, though other kernels make it: up to 8 rows,
-/// 16, 64 and more. And it is that of the row rounded to the weights' type.
+/// 16, 64 and more. And it is that of the row rounded to the weights' type, or that which the reference defines.
 #[test]
 fn products_on_cuda_do_not_depend_on_the_number_of_rows() {
     const ALL: usize = 130;
@@ -204,6 +191,10 @@ fn products_on_cuda_do_not_depend_on_the_number_of_rows() {
         (DType::F32, 264),
         (DType::Q4_K, 1280),
         (DType::Q6_K, 256),
+        (DType::Q8_0, 1056),
+        (DType::Q5_0, 288),
+        (DType::Q4_1, 32),
+        (DType::Q4_0, 160),
     ] {
         let (random, outputs) = (&mut Random::new(9), 147);
         let (x, bytes) = (random.normals(ALL * width), weight_bytes(random, dtype, outputs, width));
@@ -227,6 +218,13 @@ fn products_on_cuda_do_not_depend_on_the_number_of_rows() {
             if dtype == DType::BF16 && width % 8 == 0 {
                 let rounded: Vec<f32> = x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
                 assert_bits("rounded", &product(&rounded, ALL), &want);
+            } else if !dtype.is_dense() {
+                for (row, x) in x.chunks(width).enumerate() {
+                    let x = Int8Row::quantise(x);
+                    let defined = bytes.chunks(bytes.len() / outputs).map(|weight| dot_int8(dtype, weight, &x));
+                    let name = format!("{dtype:?} × {width}: row {row}");
+                    assert_bits(&name, &want[row * outputs..][..outputs], &defined.collect::<Vec<_>>());
+                }
             }
         }
     }

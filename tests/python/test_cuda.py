@@ -36,6 +36,17 @@ def test_the_extension_needs_no_cuda_library() -> None:
     assert not [name for name in needed if any(word in name for word in ("cuda", "cudart", "cublas", "nvrtc"))]
 
 
+def test_the_shim_is_in_builds_that_were_asked_for_it_alone(tiny_path: str) -> None:
+    try:
+        octavo.LLM(tiny_path, device="cuda-shim", kv_cache_bytes="1MiB", progress=False).close()
+        has_shim = True
+    except octavo.DeviceError as refused:
+        assert "cuda-shim" in str(refused)
+        has_shim = False
+    # The name of a kernel that only the shim has, and that symbols which are stripped do not take away.
+    assert (b"check_divergent_barrier" in Path(_octavo.__file__).read_bytes()) == has_shim
+
+
 def test_devices_say_what_runs_and_what_does_not() -> None:
     machine = _octavo.machine()
     cpu, *others = octavo.devices()
@@ -75,8 +86,8 @@ EVERY_STEP = [
 PROMPTS = [[5 + (7 * i + j) % 60 for j in range(length)] for i, length in enumerate((1, 15, 16, 17, 40, 70))]
 
 
-def opened(name: str, device: str) -> octavo.LLM:
-    dtype = "f32" if name == EXACT else "auto"
+def opened(name: str, device: str, kv_cache_dtype: str = "auto") -> octavo.LLM:
+    dtype = "f32" if name == EXACT else kv_cache_dtype
     limits = {"kv_cache_bytes": "2MiB", "max_num_seqs": 4, "max_num_batched_tokens": 32}
     return octavo.LLM(ORACLE / name, device=device, kv_cache_dtype=dtype, progress=False, **limits)
 
@@ -103,11 +114,14 @@ def test_the_cuda_backend_says_what_the_reference_says(cuda_device: str) -> None
             assert next(answers) == next(answers), params
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(name: str, cuda_device: str) -> None:
+@pytest.mark.parametrize(("name", "kv_cache_dtype"), [*((name, "auto") for name in MODELS), (MODELS[0], "fp8_e4m3")])
+def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(
+    name: str, kv_cache_dtype: str, cuda_device: str
+) -> None:
     drawn = octavo.SamplingParams(temperature=0.7, seed=1, logprobs=2, ignore_eos=True, max_tokens=8)
     greedy = octavo.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=24)
-    with opened(name, cuda_device) as llm:
+    with opened(name, cuda_device, kv_cache_dtype) as llm:
+        assert kv_cache_dtype in ("auto", llm.facts.memory.split("KV cache")[1].split(",")[0].split()[-1])
         for params in (drawn, greedy):
             together = llm.generate(PROMPTS, params)
             alone = [llm.generate(prompt, params) for prompt in PROMPTS]

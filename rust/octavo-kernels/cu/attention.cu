@@ -79,3 +79,4 @@ __device__ void attention(global<float> out, global<const float> qkv, global<con
 ATTENTION(float, f32)
 ATTENTION(f16, f16)
 ATTENTION(bf16, bf16)
+ATTENTION(e4m3, fp8_e4m3)

@@ -12,7 +12,11 @@
 #include <type_traits>
 
 // KERNEL(name, most threads of a block, parameters …) { … }
+// KERNEL_WITH_BLOCKS(name, most threads of a block, blocks, parameters …): one of which so many blocks are meant to be on a
+// multiprocessor at a time; the compiler takes as many registers as that leaves, and no fewer.
 #define KERNEL(name, max_threads, ...) extern "C" __global__ void __launch_bounds__(max_threads) name(__VA_ARGS__)
+#define KERNEL_WITH_BLOCKS(name, max_threads, blocks, ...)                                                             \
+    extern "C" __global__ void __launch_bounds__(max_threads, blocks) name(__VA_ARGS__)
 
 // Memory of the device, and of a block. In tests they are checked pointers: take one apart with `cast`, `load` and
 // `store`, never with a C++ cast.
@@ -58,6 +62,13 @@ template <class T> __device__ __forceinline__ float high_of(unsigned word) {
     else return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
 }
 
+// Both f16 of a word times those of another.
+__device__ __forceinline__ unsigned multiply_halves(unsigned a, unsigned b) {
+    unsigned product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
 // Copies BYTES (4, 8 or 16) from device memory into the block's, in the background; zeroes where not `wanted`.
 template <int BYTES, class T, class U>
 __device__ __forceinline__ void copy_async(T *to, const U *from, bool wanted = true) {
@@ -93,6 +104,25 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const unsigned (&a)[4
                      "{%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+}
+
+// D (16 × 8, i32) = start + A (16 × DEPTH) · B (DEPTH × 8), signed bytes; DEPTH is 16 or 32. Lane `l` holds, with group =
+// l / 4, quad = l % 4: of A row group at columns 4 quad … 4 quad + 3 (a0), row group + 8 there (a1), and both 16 columns
+// further on (a2, a3); of B rows 4 quad … at column group (b0) and 16 rows further on (b1); D as above.
+template <int DEPTH>
+__device__ __forceinline__ void mma_bytes(int (&d)[4], const unsigned (&a)[DEPTH / 8], const unsigned (&b)[DEPTH / 16],
+                                          int start) {
+    if constexpr (DEPTH == 32) {
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%10,%10,%10,%10};"
+                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start));
+    } else {
+        static_assert(DEPTH == 16, "what the hardware multiplies");
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(start));
     }
 }
 
@@ -132,6 +162,42 @@ using i8 = signed char;
 using u16 = uint16_t;
 using u32 = uint32_t;
 using u64 = unsigned long long;
+
+// Eight bits: the sign, four of exponent, three of mantissa. Up to 448; no infinity; all ones is not a number.
+struct e4m3 {
+    u8 bits;
+};
+__device__ __forceinline__ float to_float(e4m3 x) {
+    u32 sign = u32(x.bits & 0x80) << 24, magnitude = x.bits & 0x7f;
+    // The exponent's bias is 120 less; subnormals come out right because the product is exact.
+    float value = magnitude == 0x7f ? NAN : __uint_as_float(magnitude << 20) * __uint_as_float((127 + 120) << 23);
+    return __uint_as_float(__float_as_uint(value) | sign);
+}
+// The nearest, the even one of two; the largest where that is too small.
+template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float x) {
+    u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return {u8(sign | 0x7f)};
+    if (magnitude >= 0x43e00000) return {u8(sign | 0x7e)};
+    // Subnormal: adding 2^14 leaves the rounded multiple of 2^-9 in the lowest bits.
+    if (magnitude < 0x3c800000) {
+        return {u8(sign | (__float_as_uint(__uint_as_float(magnitude) + 16384.0f) - 0x46800000))};
+    }
+    return {u8(sign | ((magnitude + 0x7ffff + (magnitude >> 20 & 1) - 0x3c000000) >> 20))};
+}
+// Bytes 2 · PAIR and the next of four e4m3 as f16, which holds them exactly.
+template <int PAIR> __device__ __forceinline__ unsigned two_halves(unsigned four) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(four >> 16 * PAIR)));
+    return halves;
+#else
+    // As the upper bytes of halves, exponent and mantissa one bit further down; the exponent's bias is eight less.
+    unsigned spread = __byte_perm(four, 0, PAIR ? 0x3424 : 0x1404), magnitude = (spread & 0x7f007f00) >> 1;
+    unsigned halves = multiply_halves((spread & 0x80008000) | magnitude, 0x5c005c00);
+    unsigned none = (magnitude + 0x00800080) & 0x40004000; // a bit for each that is not a number
+    return halves | (2 * none - (none >> 4));
+#endif
+}
 
 // One access of a vector type, as float4 or uint4. The address must be a multiple of its size.
 template <class V, class P> __device__ __forceinline__ V load(P from) { return *cast<const V>(from); }

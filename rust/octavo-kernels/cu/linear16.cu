@@ -6,7 +6,7 @@
 // inputs, feed two products: which inner index stands for which input is ours to choose, as long as both operands agree, so
 // fragments need no rearranging. Weights are the first operand, so that 16 outputs by 8 rows are the smallest tile and few
 // rows waste little. `few` spreads the slices of one tile over warps, `many` goes through them in order: the same bits.
-#include "common.cuh"
+#include "experts.cuh"
 
 constexpr int SLICE = 256, STEP = 32; // inputs; a step is two products deep
 constexpr int OUTPUTS = 16;           // of a tile
@@ -33,15 +33,16 @@ template <class T> __device__ void round_row(global<unsigned> out, global<const 
     out[at / 2] = pack<T>(within<T>(two.x), within<T>(two.y));
 }
 
-// Up to 8 · TILES rows. A block takes 16 outputs; its warps take slices in turn, loading weights straight into fragments,
-// and leave their sums in shared memory, (slice, row, output), where threads add them up. Bound by reading the weights.
+// Up to 8 · TILES rows. A block takes OUTPUTS outputs, blockIdx.y counts them; its warps take slices in turn, loading
+// weights straight into fragments, and leave their sums in shared memory, (slice, row, output), where threads add them up.
+// Bound by reading the weights.
 template <class T, int TILES>
 __device__ __forceinline__ void few(global<float> out, int stride, global<const T> x, global<const T> weights,
                                     global<const float> bias, int rows, int outputs, int inputs) {
     DYNAMIC_SHARED(bytes);
     shared<float> slice_sums = cast<float>(bytes);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
-    int first_output = blockIdx.x * OUTPUTS, slices = ceil_div(inputs, SLICE);
+    int first_output = blockIdx.y * OUTPUTS, slices = ceil_div(inputs, SLICE);
     bool has_a = first_output + group < outputs, has_b = first_output + group + 8 < outputs;
     global<const T> of_a = weights + size_t(first_output + group) * inputs, of_b = of_a + size_t(8) * inputs;
     const uint4 none = {0, 0, 0, 0};
@@ -85,9 +86,9 @@ __device__ __forceinline__ void few(global<float> out, int stride, global<const 
     }
 }
 
-// Any number of rows. A block takes WARPS_M · 16 M_TILES outputs by WARPS_N · 8 N_TILES rows; both operands come through
-// shared memory, STAGES steps under way. Lines of 64 bytes there: the eight lanes that read at once hit every bank once.
-// blockIdx.x is the run of rows, so that neighbouring blocks share weights. Bound by tensor cores.
+// Many rows. A block takes WARPS_M · 16 M_TILES outputs, blockIdx.y counts them, by WARPS_N · 8 N_TILES rows from those on
+// at which `out` and `x` begin; both operands come through shared memory, STAGES steps under way. Lines of 64 bytes there:
+// the eight lanes that read at once hit every bank once. Bound by tensor cores.
 template <class T, int M_TILES, int N_TILES, int WARPS_M, int WARPS_N>
 __device__ __forceinline__ void many(global<float> out, int stride, global<const T> x, global<const T> weights,
                                      global<const float> bias, int rows, int outputs, int inputs) {
@@ -96,7 +97,7 @@ __device__ __forceinline__ void many(global<float> out, int stride, global<const
     DYNAMIC_SHARED(bytes); // STAGES · (M + N) lines
     shared<uint4> w_stages = cast<uint4>(bytes), x_stages = w_stages + STAGES * M * CHUNKS;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
-    int first_row = blockIdx.x * N, first_output = blockIdx.y * M;
+    int first_output = blockIdx.y * M;
     int m = warp / WARPS_N * M_TILES * 16, n = warp % WARPS_N * N_TILES * 8;
 
     auto fetch = [&](int step) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void many(global<float> out, int stride, global<const
                            output < outputs && input < inputs);
         }
         for (int i = threadIdx.x; i < N * CHUNKS; i += THREADS) {
-            int row = first_row + i / CHUNKS, input = step * STEP + i % CHUNKS * 8;
+            int row = i / CHUNKS, input = step * STEP + i % CHUNKS * 8;
             copy_async<16>(x_stages + stage * N * CHUNKS + i, x + size_t(row) * inputs + input,
                            row < rows && input < inputs);
         }
@@ -155,7 +156,7 @@ __device__ __forceinline__ void many(global<float> out, int stride, global<const
         for (int j = 0; j < N_TILES; j++) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                int output = first_output + m + 16 * i + group + k / 2 * 8, row = first_row + n + 8 * j + 2 * quad + k % 2;
+                int output = first_output + m + 16 * i + group + k / 2 * 8, row = n + 8 * j + 2 * quad + k % 2;
                 if (row >= rows || output >= outputs) continue;
                 float sum = totals[i][j][k];
                 out[size_t(row) * stride + output] = bias ? sum + bias[output] : sum;
@@ -164,19 +165,31 @@ __device__ __forceinline__ void many(global<float> out, int stride, global<const
     }
 }
 
-// Named by how many rows they are for. `inputs` is a multiple of eight. `stride`: from one row of `out` to the next. `bias` may be null.
-#define PRODUCT(name, threads, T, form, ...)                                                                           \
-    KERNEL(name, threads, global<float> out, int stride, global<const T> x, global<const T> weights,                   \
+// Named by how many rows they are for, ROWS of which go to a tile; blockIdx.x counts tiles, so that neighbouring blocks
+// share weights. `inputs` is a multiple of eight. `stride`: from one row of `out` to the next. `bias` may be null.
+#define PRODUCT(name, threads, T, ROWS, form, ...)                                                                     \
+    KERNEL(linear_##name, threads, global<float> out, int stride, global<const T> x, global<const T> weights,          \
            global<const float> bias, int rows, int outputs, int inputs) {                                              \
-        form<T, __VA_ARGS__>(out, stride, x, weights, bias, rows, outputs, inputs);                                    \
+        int first = blockIdx.x * ROWS;                                                                                 \
+        form<T, __VA_ARGS__>(out + size_t(first) * stride, stride, x + size_t(first) * inputs, weights, bias,          \
+                             min(rows - first, ROWS), outputs, inputs);                                                \
+    }                                                                                                                  \
+    KERNEL(expert_linear_##name, threads, global<float> out, int stride, global<const T> x, int,                       \
+           global<const u8> weights, int first_byte, u32 expert_bytes, global<const u32> first_slots,                  \
+           int first_expert, int experts, int outputs, int inputs) {                                                   \
+        ExpertTile tile = find_tile(first_slots, first_expert, experts, ROWS, blockIdx.x);                             \
+        if (tile.expert < 0) return;                                                                                   \
+        global<const u8> of_expert = weights + (first_byte + size_t(tile.expert) * expert_bytes);                      \
+        form<T, __VA_ARGS__>(out + size_t(tile.slot) * stride, stride, x + size_t(tile.slot) * inputs,                 \
+                             cast<const T>(of_expert), nullptr, tile.rows, outputs, inputs);                           \
     }
 #define PRODUCTS(T, name)                                                                                              \
     KERNEL(round_##name, 256, global<unsigned> out, global<const float> x, int, int width) {                           \
         round_row<T>(out, x, width);                                                                                   \
     }                                                                                                                  \
-    PRODUCT(linear_8_##name, 128, T, few, 1)                                                                           \
-    PRODUCT(linear_16_##name, 128, T, few, 2)                                                                          \
-    PRODUCT(linear_64_##name, 128, T, many, 1, 4, 4, 1)                                                                \
-    PRODUCT(linear_many_##name, 256, T, many, 2, 8, 4, 2)
+    PRODUCT(8_##name, 128, T, 8, few, 1)                                                                               \
+    PRODUCT(16_##name, 128, T, 16, few, 2)                                                                             \
+    PRODUCT(64_##name, 128, T, 32, many, 1, 4, 4, 1)                                                                   \
+    PRODUCT(many_##name, 256, T, 128, many, 2, 8, 4, 2)
 PRODUCTS(f16, F16)
 PRODUCTS(bf16, BF16)

@@ -68,6 +68,7 @@ __device__ void rope_and_cache(global<float> qkv, global<T> layer, global<const 
 ROPE_AND_CACHE(float, f32)
 ROPE_AND_CACHE(f16, f16)
 ROPE_AND_CACHE(bf16, bf16)
+ROPE_AND_CACHE(e4m3, fp8_e4m3)
 
 // Copies a block of the cache, all layers: blockIdx.x is the layer. Sizes count uint4.
 KERNEL(copy_block, 256, global<uint4> cache, int layer_size_in_blocks, int block_size, int from, int to) {

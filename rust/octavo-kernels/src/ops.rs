@@ -160,15 +160,21 @@ pub enum CacheDtype {
     F16,
     /// 2 bytes, bfloat16.
     Bf16,
+    /// 1 byte: four bits of exponent, three of mantissa; what is beyond ±448 becomes that. For GPUs.
+    Fp8E4m3,
 }
 
 impl CacheDtype {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Fp8E4m3];
+
     /// As settings spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Fp8E4m3 => "fp8_e4m3",
         }
     }
 
@@ -177,6 +183,7 @@ impl CacheDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Fp8E4m3 => 1,
         }
     }
 }
@@ -259,6 +266,10 @@ pub trait Backend: Send + 'static {
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer>;
     /// Takes the KV cache, all blocks at once.
     fn cache(&mut self, shape: CacheShape) -> Result<Self::Cache>;
+    /// Takes what attention of such heads over blocks of `block_size` needs beside its inputs, so that no step takes memory.
+    fn room_for_attention(&mut self, _heads: Heads, _block_size: usize) -> Result<()> {
+        Ok(())
+    }
     /// Registers a rotary embedding; its angles for a step's rows are ready after [`Backend::begin`].
     fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.

@@ -61,14 +61,13 @@ fn dtype(fields: &Fields<'_, '_>) -> Result<WeightDtype, String> {
 }
 
 fn kv_cache_dtype(fields: &Fields<'_, '_>) -> Result<Option<CacheDtype>, String> {
-    let wanted = "'auto', 'f32', 'f16' or 'bf16'";
-    match fields.get::<String>("kv_cache_dtype", wanted)?.as_str() {
-        "auto" => Ok(None),
-        "f32" => Ok(Some(CacheDtype::F32)),
-        "f16" => Ok(Some(CacheDtype::F16)),
-        "bf16" => Ok(Some(CacheDtype::Bf16)),
-        other => Err(format!("kv_cache_dtype must be {wanted}, not {other:?}")),
+    let wanted = "'auto', 'f32', 'f16', 'bf16' or 'fp8_e4m3' (on a GPU)";
+    let name: String = fields.get("kv_cache_dtype", wanted)?;
+    let dtype = CacheDtype::ALL.into_iter().find(|dtype| dtype.name() == name);
+    if dtype.is_none() && name != "auto" {
+        return Err(format!("kv_cache_dtype must be {wanted}, not {name:?}"));
     }
+    Ok(dtype)
 }
 
 /// Reads `octavo.SamplingParams`: the parameters, and how many answers are wanted.

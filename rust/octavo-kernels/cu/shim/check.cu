@@ -76,6 +76,16 @@ template <class T> __device__ void multiply(global<float> d, global<const T> a, 
 KERNEL(check_mma_bf16, 32, global<float> d, global<const bf16> a, global<const bf16> b) { multiply<bf16>(d, a, b); }
 KERNEL(check_mma_f16, 32, global<float> d, global<const f16> a, global<const f16> b) { multiply<f16>(d, a, b); }
 
+// The value of byte i % 256 of e4m3, once by way of f16 and once of f32; and x as e4m3, in both ways.
+KERNEL(check_e4m3, 32, global<float> out, global<const float> x, int count) {
+    for (int i = threadIdx.x; i < count; i += WARP) {
+        u8 byte = from_float<e4m3>(x[i]).bits;
+        out[4 * i] = to_float(e4m3{u8(i)}), out[4 * i + 1] = to_float(e4m3{byte});
+        out[4 * i + 2] = high_of<f16>(two_halves<0>((i & 0xff) << 8));
+        out[4 * i + 3] = low_of<f16>(two_halves<1>(byte << 16));
+    }
+}
+
 KERNEL(check_votes, 32, global<float> out) {
     unsigned odd = __ballot_sync(FULL_WARP, threadIdx.x % 2 == 1);
     out[threadIdx.x] = odd == 0xaaaaaaaau ? __shfl_up_sync(FULL_WARP, float(threadIdx.x), 1) : -1.0f;

@@ -176,6 +176,8 @@ template <class... P> Registered(const char *, unsigned, void (*)(P...)) -> Regi
     static shim::Registered name##_registered(#name, max_threads, name);                                               \
     static void name(__VA_ARGS__)
 
+#define KERNEL_WITH_BLOCKS(name, max_threads, blocks, ...) KERNEL(name, max_threads, __VA_ARGS__)
+
 template <class T> using global = shim::Pointer<T, shim::Space::Global>;
 template <class T> using shared = shim::Pointer<T, shim::Space::Shared>;
 
@@ -353,6 +355,10 @@ template <class T> inline unsigned pack(float low, float high) {
 template <class T> inline float low_of(unsigned word) { return to_float(T{uint16_t(word)}); }
 template <class T> inline float high_of(unsigned word) { return to_float(T{uint16_t(word >> 16)}); }
 
+inline unsigned multiply_halves(unsigned a, unsigned b) {
+    return pack<f16>(low_of<f16>(a) * low_of<f16>(b), high_of<f16>(a) * high_of<f16>(b));
+}
+
 // --- integers
 
 // Four bytes of the eight of `b:a`, one for each nibble of `selector`.
@@ -412,6 +418,38 @@ template <class T> inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4]
                 int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
                 float sum = lanes[lane]->d[i];
                 for (int k = 0; k < 16; k++) sum = fmaf(a[row][k], b[k][column], sum);
+                lanes[lane]->d[i] = sum;
+            }
+        }
+    });
+}
+
+// D (16 × 8) = start + A (16 × DEPTH) · B (DEPTH × 8), signed bytes.
+template <int DEPTH>
+inline void mma_bytes(int (&d)[4], const unsigned (&a)[DEPTH / 8], const unsigned (&b)[DEPTH / 16], int start) {
+    struct Lane {
+        int *d;
+        const unsigned *a, *b;
+        int start;
+    } lane{d, a, b, start};
+    shim::warp("mma", __LINE__, &lane, [](void *const *slots) {
+        auto lanes = reinterpret_cast<Lane *const *>(slots);
+        int8_t a[16][DEPTH], b[8][DEPTH];
+        for (int lane = 0; lane < 32; lane++) {
+            int group = lane / 4, quad = lane % 4;
+            for (int byte = 0; byte < 4; byte++) {
+                for (int i = 0; i < DEPTH / 8; i++) {
+                    a[group + i % 2 * 8][4 * quad + i / 2 * 16 + byte] = int8_t(lanes[lane]->a[i] >> (8 * byte));
+                }
+                for (int i = 0; i < DEPTH / 16; i++) {
+                    b[group][4 * quad + 16 * i + byte] = int8_t(lanes[lane]->b[i] >> (8 * byte));
+                }
+            }
+        }
+        for (int lane = 0; lane < 32; lane++) {
+            for (int i = 0; i < 4; i++) {
+                int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2, sum = lanes[lane]->start;
+                for (int k = 0; k < DEPTH; k++) sum += a[row][k] * b[column][k];
                 lanes[lane]->d[i] = sum;
             }
         }

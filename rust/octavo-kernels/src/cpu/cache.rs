@@ -55,6 +55,11 @@ impl Cache {
             CacheDtype::F32 => Values::F32(Array::new(what, &lens)?),
             CacheDtype::F16 => Values::F16(Array::new(what, &lens)?),
             CacheDtype::Bf16 => Values::Bf16(Array::new(what, &lens)?),
+            CacheDtype::Fp8E4m3 => {
+                return Err(BackendError::Unsupported(
+                    "a KV cache of fp8_e4m3 is for GPUs: on the CPU there are f32, f16 and bf16".to_owned(),
+                ));
+            }
         };
         Ok(Self { shape, values })
     }

@@ -2,6 +2,7 @@
 
 mod attention; // which kernels, over how many warps
 mod memory; // what lies on the device
+mod products; // which kernels, over how many rows
 mod run; // a step, launched or repeated
 
 pub use memory::{Buffer, Cache, Rope, Routing, Vector};
@@ -10,10 +11,9 @@ use std::ops::Range;
 
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::draws::{Draws, MOST_CHANGES};
-use super::driver::Address;
 use super::graphs::Graphs;
-use super::linear::{self, Form, LINEAR_TILE};
-use super::matrix::{Matrix, Part};
+use super::linear::Rounded;
+use super::matrix::Matrix;
 use super::step::StepOnDevice;
 use crate::draw::{DrawnRow, RowDraw};
 use crate::{
@@ -40,8 +40,7 @@ pub struct CudaBackend {
     /// Where `read` puts what it reads.
     host: Vec<f32>,
     limits: StepLimits,
-    /// Activations as products with two-byte weights take them; grows with the matrices.
-    rounded: Option<Memory>,
+    rounded: Rounded,
     /// What attention keeps of splits.
     partials: Option<Memory>,
 }
@@ -68,7 +67,7 @@ impl CudaBackend {
             host: Vec::new(),
             limits,
             device,
-            rounded: None,
+            rounded: Rounded::new(limits.rows),
             partials: None,
         })
     }
@@ -76,69 +75,6 @@ impl CudaBackend {
     /// How many sizes of decode steps have been recorded.
     pub fn graphs(&self) -> usize {
         self.graphs.count()
-    }
-
-    /// One launch for every run of outputs of one type, after what has to be done to `x` for it.
-    fn products(&self, out: &Buffer, stride: usize, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
-        let inputs = matrix.inputs();
-        let (out, x) = (out.rows(rows, stride), x.rows(rows, inputs));
-        let mut ready = None;
-        for run in matrix.runs() {
-            let form = Form::of(run.dtype, rows, run.outputs, inputs);
-            let x = match (form.rounds, &self.rounded) {
-                (Some(kernel), Some(rounded)) => {
-                    if ready != Some(kernel) {
-                        let (threads, blocks) = columns(inputs);
-                        let launch = self.device.launch(kernel, [rows, blocks], threads);
-                        launch.pointer(rounded.at()).pointer(x).int(rows).int(inputs).go();
-                    }
-                    rounded.at()
-                }
-                _ => x,
-            };
-            ready = form.rounds;
-            let first_byte = 4 * run.first_output as Address;
-            self.device
-                .launch(form.kernel, form.blocks, form.threads)
-                .shared(form.shared_bytes)
-                .pointer(out + first_byte)
-                .int(stride)
-                .pointer(x)
-                .pointer(matrix.at(run))
-                .pointer_if(bias.map(|bias| bias.memory.at() + first_byte))
-                .int(rows)
-                .int(run.outputs)
-                .int(inputs)
-                .go();
-        }
-    }
-
-    /// One launch for one run of the weights of `experts` experts from `first` on.
-    #[allow(clippy::too_many_arguments)]
-    fn expert_products(
-        &self,
-        out: Address,
-        stride: usize,
-        x: Address,
-        matrix: &Matrix,
-        run: &Part,
-        expert_bytes: usize,
-        (first, experts): (usize, usize),
-        routing: &Routing,
-    ) {
-        let blocks = [run.outputs.div_ceil(LINEAR_TILE[0]), routing.rows.div_ceil(LINEAR_TILE[1]), experts];
-        self.device
-            .launch(format!("expert_linear_{}", run.dtype.name()), blocks, LINEAR_TILE[0] * LINEAR_TILE[1])
-            .pointer(out + 4 * run.first_output as Address)
-            .int(stride)
-            .pointer(x)
-            .pointer(matrix.at(run))
-            .int(expert_bytes)
-            .pointer(routing.first_slots.at())
-            .int(first)
-            .int(run.outputs)
-            .int(matrix.inputs())
-            .go();
     }
 }
 
@@ -158,12 +94,7 @@ impl Backend for CudaBackend {
 
     fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
         let matrix = Matrix::upload(&self.device, parts)?;
-        let bytes = linear::rounded_bytes(&matrix, self.limits.rows);
-        if self.rounded.as_ref().map_or(0, Memory::bytes) < bytes {
-            // The old one first: the two need not fit together.
-            self.rounded = None;
-            self.rounded = Some(self.device.take("rounded activations", bytes)?);
-        }
+        self.rounded.make_room_for(&self.device, &matrix)?;
         Ok(matrix)
     }
 
@@ -201,6 +132,10 @@ impl Backend for CudaBackend {
         Ok(Cache { memory, shape, blocks: slots / block_size })
     }
 
+    fn room_for_attention(&mut self, heads: Heads, block_size: usize) -> Result<()> {
+        self.take_partials(heads, block_size)
+    }
+
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
         let pairs = spec.inv_freq.len();
         let inv_freq = self.device.take_with("a rotary embedding", bytes_of(&spec.inv_freq))?;
@@ -215,7 +150,7 @@ impl Backend for CudaBackend {
         }
         let array = |lens: &[usize]| self.device.take_array("the choices of experts", 4, lens);
         let choices = || array(&[rows, per_row]);
-        Ok(Routing {
+        let routing = Routing {
             experts,
             per_row,
             rows: 0,
@@ -225,7 +160,9 @@ impl Backend for CudaBackend {
             slots: choices()?,
             slot_rows: choices()?,
             first_slots: array(&[experts + 1])?,
-        })
+        };
+        self.rounded.make_room_for_rows(&self.device, rows * per_row)?;
+        Ok(routing)
     }
 
     fn copy_blocks(&mut self, cache: &mut Cache, copies: &[BlockCopy]) {
@@ -326,7 +263,7 @@ impl Backend for CudaBackend {
 
     fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
         assert!(bias.is_none_or(|bias| bias.len == matrix.outputs()));
-        self.products(out, matrix.outputs(), x, matrix, bias, rows);
+        self.products(out, x, matrix, bias, rows);
     }
 
     fn rope_and_cache(
@@ -432,23 +369,7 @@ impl Backend for CudaBackend {
     }
 
     fn expert_linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, routing: &Routing) {
-        let (experts, slots) = (routing.experts, routing.rows * routing.per_row);
-        let outputs = matrix.outputs() / experts;
-        let (out, x) = (out.rows(slots, outputs), x.rows(slots, matrix.inputs()));
-        match matrix.of_experts(experts) {
-            Some((runs, expert_bytes)) => {
-                for run in &runs {
-                    self.expert_products(out, outputs, x, matrix, run, expert_bytes, (0, experts), routing);
-                }
-            }
-            None => {
-                for expert in 0..experts {
-                    for run in &matrix.of_expert(expert, experts) {
-                        self.expert_products(out, outputs, x, matrix, run, 0, (expert, 1), routing);
-                    }
-                }
-            }
-        }
+        self.products_of_experts(out, x, matrix, routing);
     }
 
     fn combine(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {

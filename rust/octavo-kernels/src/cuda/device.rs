@@ -27,13 +27,18 @@ impl Device {
     /// The CPU, pretending to be one; in builds with the feature `cuda-shim`.
     pub fn shim() -> Result<Self> {
         #[cfg(feature = "cuda-shim")]
-        return Ok(Self::new(super::shim::Shim::new()));
+        return Ok(Self::new(super::shim::Shim::default()));
         #[cfg(not(feature = "cuda-shim"))]
         Err(BackendError::Unsupported("this build of octavo has no cuda-shim, which is for tests".to_owned()))
     }
 
-    /// One that does nothing, and counts what it is told.
+    /// The same with so much memory.
     #[cfg(feature = "cuda-shim")]
+    pub fn shim_of(memory_bytes: u64) -> Self {
+        Self::new(super::shim::Shim::new(memory_bytes))
+    }
+
+    /// One that does nothing, and counts what it is told.
     pub fn null() -> (Self, Arc<super::null::Null>) {
         let null = Arc::new(super::null::Null::new());
         (Self { driver: null.clone(), failure: Arc::default() }, null)

@@ -10,7 +10,6 @@ pub mod driver; // the driver's calls, as a trait
 pub mod device; // memory that gives itself back, launches
 #[cfg(feature = "cuda-shim")]
 pub mod shim; // the calls on the CPU
-#[cfg(feature = "cuda-shim")]
 pub mod null; // the calls, counted
 pub mod backend; // trait Backend: one launch per operation
 

@@ -1,6 +1,9 @@
-//! A device that does nothing and counts what it is told, for measuring what the host does. All that is read of it is 0.
+//! A device that does nothing and counts what it is told: for measuring what the host does, and for asking how much memory
+//! something would take. All that is read of it is 0.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch};
 use crate::Result;
@@ -29,9 +32,21 @@ pub struct Null {
     launches: AtomicU64,
     replays: AtomicU64,
     taken: AtomicU64,
+    held: Mutex<Held>,
+}
+
+/// Memory that has been taken and not given back: nobody looks what is there, so there is none.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: u64,
+    /// Bytes by address, and where there has been nothing yet.
+    of: BTreeMap<Address, u64>,
+    next: Address,
 }
 
 const MEMORY_BYTES: u64 = 1 << 40;
+/// What a GPU's driver gives is of such pieces.
+const ALIGNMENT: u64 = 512;
 
 impl Null {
     /// One that has been told nothing.
@@ -39,7 +54,12 @@ impl Null {
         let [uploads, downloads, launches, replays, taken] = Default::default();
         let info =
             DeviceInfo { name: "nothing".to_owned(), capability: (8, 0), processors: 1, memory_bytes: MEMORY_BYTES };
-        Self { info, uploads, downloads, launches, replays, taken }
+        Self { info, uploads, downloads, launches, replays, taken, held: Mutex::default() }
+    }
+
+    /// Bytes that are held, in pieces as large as a GPU's driver gives.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 
     /// What it has been told so far.
@@ -73,11 +93,19 @@ impl Driver for Null {
     fn free_bytes(&self) -> Result<u64> {
         Ok(MEMORY_BYTES)
     }
-    fn take(&self, _what: &'static str, _bytes: usize) -> Result<Address> {
-        // Nobody looks what is there, so all of it may be at one place.
-        count(&self.taken).map(|()| 256)
+    fn take(&self, _what: &'static str, bytes: usize) -> Result<Address> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = (bytes as u64).next_multiple_of(ALIGNMENT);
+        let at = held.next.max(ALIGNMENT);
+        held.next = at + bytes;
+        held.bytes += bytes;
+        held.of.insert(at, bytes);
+        count(&self.taken).map(|()| at)
     }
-    fn give_back(&self, _at: Address) {}
+    fn give_back(&self, at: Address) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.bytes -= held.of.remove(&at).unwrap_or_default();
+    }
     fn fill(&self, _at: Address, _byte: u8, _bytes: usize) -> Result<()> {
         Ok(())
     }

@@ -87,14 +87,10 @@ unsafe extern "C" {
 }
 
 impl Shim {
-    /// A device with nothing on it.
-    pub fn new() -> Self {
-        let info = DeviceInfo {
-            name: "the CPU, pretending".to_owned(),
-            capability: (8, 0),
-            processors: 1,
-            memory_bytes: MEMORY_BYTES,
-        };
+    /// A device with so much memory and nothing on it.
+    pub fn new(memory_bytes: u64) -> Self {
+        let info =
+            DeviceInfo { name: "the CPU, pretending".to_owned(), capability: (8, 0), processors: 1, memory_bytes };
         Self { info, state: Mutex::default() }
     }
 
@@ -105,7 +101,7 @@ impl Shim {
 
 impl Default for Shim {
     fn default() -> Self {
-        Self::new()
+        Self::new(MEMORY_BYTES)
     }
 }
 
@@ -233,14 +229,14 @@ impl Driver for Shim {
     }
 
     fn free_bytes(&self) -> Result<u64> {
-        Ok(MEMORY_BYTES - self.state().taken_bytes)
+        Ok(self.info.memory_bytes - self.state().taken_bytes)
     }
 
     fn take(&self, what: &'static str, bytes: usize) -> Result<Address> {
         let mut state = self.state();
         state.outside_recording("memory is taken")?;
         let refused = BackendError::OutOfMemory { what, bytes };
-        if bytes == 0 || bytes as u64 > MEMORY_BYTES - state.taken_bytes {
+        if bytes == 0 || bytes as u64 > self.info.memory_bytes - state.taken_bytes {
             return Err(refused);
         }
         let Ok(layout) = Layout::from_size_align(bytes, ALIGNMENT) else { return Err(refused) };

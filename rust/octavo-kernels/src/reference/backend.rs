@@ -4,18 +4,20 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{attention, dequantise::dequantise, experts, gated, linear, norm, rope};
+use super::{attention, dequantise::dequantise, e4m3, experts, gated, linear, norm, rope};
 use crate::{
     Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result,
     RopeSpec, StepInput, StepLimits, Weight, convert, routing::Routing, step::Step,
 };
 
-/// How products with quantised weights see their activations. Dense weights always meet f32 activations.
+/// How products see their activations. Weights of f32 always meet them as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activations {
     /// As they are: the weights' exact values times f32.
     F32,
-    /// Quantised per row and block of 32, as [`linear::dot_int8`] defines.
+    /// With weights of two bytes rounded to their type, as tensor cores take them; with all others as they are.
+    Rounded,
+    /// With quantised weights quantised per row and block of 32, as [`linear::dot_int8`] defines.
     Int8,
 }
 
@@ -73,10 +75,22 @@ impl ReferenceBackend {
         if self.activations == Activations::Int8 && matrix.parts.iter().any(|part| !part.dtype.is_dense()) {
             int8.extend(x.chunks_exact(matrix.cols).map(linear::Int8Row::quantise));
         }
+        let rounded = |dtype: DType, round: fn(f32) -> f32| -> Vec<f32> {
+            let wanted =
+                self.activations == Activations::Rounded && matrix.parts.iter().any(|part| part.dtype == dtype);
+            if wanted { x.iter().map(|&x| round(x)).collect() } else { Vec::new() }
+        };
+        let as_bf16 = rounded(DType::BF16, |x| bf16::from_f32(x).to_f32());
+        let as_f16 = rounded(DType::F16, |x| f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32());
         let mut weight = vec![0.0; matrix.cols];
         for (i, output) in outputs.clone().enumerate() {
             let (dtype, bytes) = matrix.row(output);
             dequantise(dtype, bytes, &mut weight);
+            let x = match (self.activations, dtype) {
+                (Activations::Rounded, DType::BF16) => &as_bf16,
+                (Activations::Rounded, DType::F16) => &as_f16,
+                _ => x,
+            };
             for (row, x) in x.chunks_exact(matrix.cols).enumerate() {
                 out[row * outputs.len() + i] = match self.activations {
                     Activations::Int8 if !dtype.is_dense() => linear::dot_int8(dtype, bytes, &int8[row]),
@@ -127,6 +141,7 @@ impl Cache {
             CacheDtype::F32 => |x| x,
             CacheDtype::F16 => |x| f16::from_f32(x).to_f32(),
             CacheDtype::Bf16 => |x| bf16::from_f32(x).to_f32(),
+            CacheDtype::Fp8E4m3 => e4m3::round,
         };
         for (kept, &value) in self.values[at..][..values.len()].iter_mut().zip(values) {
             *kept = round(value);
@@ -161,6 +176,7 @@ impl Backend for ReferenceBackend {
     fn describe(&self) -> String {
         match self.activations {
             Activations::F32 => "reference, f32 activations, 1 thread".into(),
+            Activations::Rounded => "reference, rounded activations, 1 thread".into(),
             Activations::Int8 => "reference, int8 activations, 1 thread".into(),
         }
     }

@@ -8,6 +8,7 @@
 pub mod attention; // softmax over a row's visible positions
 mod backend; // the trait over Vec<f32>
 pub(crate) mod codebooks; // block types whose codes number the entries of a table
+pub mod e4m3; // what a cache of eight-bit floats keeps
 pub mod dequantise; // every block type's bytes → f32
 pub mod experts; // which experts a row goes to, and their sum
 pub mod gated; // silu, gelu, soft-cap

@@ -102,6 +102,10 @@ impl EngineConfig {
                 self.max_num_seqs
             ));
         }
+        if self.device == Device::Cpu && self.kv_cache_dtype == Some(CacheDtype::Fp8E4m3) {
+            let message = "kv_cache_dtype=\"fp8_e4m3\" is for GPUs: on the CPU there are \"f32\", \"f16\" and \"bf16\"";
+            return Err(message.to_owned());
+        }
         let most = [
             ("max_num_seqs", self.max_num_seqs, 1 << 13),
             ("max_num_batched_tokens", self.batched_tokens(), 1 << 16),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use octavo_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
-use octavo_kernels::{Backend, BackendError, CacheDtype, StepLimits};
+use octavo_kernels::{Backend, BackendError, CacheDtype};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
@@ -22,6 +22,7 @@ use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;
 use crate::execute::machine::free_memory_bytes;
 use crate::execute::memory::{MemoryPlan, MemoryRequest};
+use crate::execute::rehearsal::{device_bytes, step_limits};
 use crate::grammar::Grammars;
 use crate::load::{ModelFiles, WeightDtype};
 use crate::model::weights::{self, MatrixBytes};
@@ -168,7 +169,7 @@ impl Loader {
         let matrices = weights::check(&files, &model)?;
         let _ = self.news.send(News::Progress(0, matrices.stored));
         let gpu = self.gpu().map_err(|source| LoadError::Backend { path: path.to_owned(), source })?;
-        let plan = self.plan_memory(&model, &matrices, gpu.as_ref())?;
+        let plan = self.plan_memory(path, &model, &matrices, gpu.as_ref())?;
         let limits = SchedulerConfig {
             max_num_seqs: self.config.max_num_seqs,
             max_num_batched_tokens: self.config.batched_tokens(),
@@ -211,6 +212,7 @@ impl Loader {
 
     fn plan_memory(
         &self,
+        path: &Path,
         model: &Model,
         matrices: &MatrixBytes,
         gpu: Option<&cuda::Device>,
@@ -226,6 +228,13 @@ impl Loader {
             // Nothing is packed for it.
             Some(device) => (device.driver().free_bytes().ok(), matrices.as_run),
         };
+        let kv_cache_dtype = self.config.kv_cache_dtype.unwrap_or(dtype);
+        let device_bytes = |max_model_len| {
+            let (rows, cache) = (self.config.batched_tokens(), (self.config.block_size, kv_cache_dtype));
+            device_bytes(&model.spec, (rows, self.config.max_num_seqs), cache, max_model_len)
+        };
+        let refused = |source| LoadError::Backend { path: path.to_owned(), source };
+        let longest = self.config.max_model_len.unwrap_or(usize::MAX).min(model.spec.max_positions);
         let request = MemoryRequest {
             free_bytes,
             weights_bytes,
@@ -233,10 +242,18 @@ impl Loader {
             max_num_seqs: self.config.max_num_seqs,
             max_model_len: self.config.max_model_len,
             block_size: self.config.block_size,
-            kv_cache_dtype: self.config.kv_cache_dtype.unwrap_or(dtype),
+            kv_cache_dtype,
             kv_cache_bytes: self.config.kv_cache_bytes,
+            device_bytes: gpu.map(|_| device_bytes(longest)).transpose().map_err(refused)?,
         };
-        MemoryPlan::new(&model.spec, &request)
+        let plan = MemoryPlan::new(&model.spec, &request)?;
+        if !plan.shortened || gpu.is_none() {
+            return Ok(plan);
+        }
+        // Shorter sequences need less beside the cache.
+        let (max_model_len, device_bytes) = (Some(plan.max_model_len), device_bytes(plan.max_model_len).ok());
+        let again = MemoryPlan::new(&model.spec, &MemoryRequest { max_model_len, device_bytes, ..request });
+        Ok(again.map_or(plan, |again| MemoryPlan { shortened: true, ..again }))
     }
 
     /// The model on its device; what the device calls itself; bytes of packed weights.
@@ -249,12 +266,8 @@ impl Loader {
         limits: &SchedulerConfig,
         gpu: Option<cuda::Device>,
     ) -> Result<(Box<dyn Executor>, String, u64), LoadError> {
-        let step = StepLimits {
-            rows: limits.max_num_batched_tokens,
-            segments: limits.max_num_seqs,
-            groups: limits.layout.groups(),
-            table_entries: limits.max_num_seqs * limits.layout.entries(limits.max_model_len),
-        };
+        let SchedulerConfig { max_num_batched_tokens, max_num_seqs, ref layout, max_model_len, .. } = *limits;
+        let step = step_limits(max_num_batched_tokens, max_num_seqs, layout, max_model_len);
         let refused = |source| LoadError::Backend { path: path.to_owned(), source };
         match (self.config.device, gpu) {
             (_, Some(device)) => self.on(path, CudaBackend::open(device, step).map_err(refused)?, files, model, plan),

@@ -15,6 +15,9 @@ const DEFAULT_SHARE: u64 = 4;
 /// … and no more than this: a laptop's owner did not give the whole machine away.
 const DEFAULT_MOST: u64 = 2 << 30;
 
+/// A device's driver is left one part in this many.
+const RESERVED_SHARE: u64 = 64;
+
 /// What the division depends on, besides the model.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRequest {
@@ -34,6 +37,9 @@ pub struct MemoryRequest {
     pub kv_cache_dtype: CacheDtype,
     /// Bytes for the KV cache; `None`: sized here.
     pub kv_cache_bytes: Option<u64>,
+    /// Of a device with memory of its own: what its backend takes beside weights and cache for sequences at their longest
+    /// (see [`super::rehearsal`]). `None`: this machine's memory, of which others want some too.
+    pub device_bytes: Option<u64>,
 }
 
 /// How memory is divided.
@@ -43,7 +49,9 @@ pub struct MemoryPlan {
     pub free_bytes: Option<u64>,
     /// Packed weights.
     pub weights_bytes: u64,
-    /// Buffers of a step.
+    /// What is left to a device's driver, which keeps kernels and graphs there.
+    pub reserved_bytes: u64,
+    /// Buffers of a step, and on a device all else that its backend takes.
     pub workspace_bytes: u64,
     /// The KV cache.
     pub cache: CacheShape,
@@ -60,8 +68,13 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// Divides memory, or says what does not fit and which setting would.
     pub fn new(spec: &DecoderSpec, request: &MemoryRequest) -> Result<Self, LoadError> {
-        let workspace_bytes = workspace_bytes(spec, request.max_num_batched_tokens);
-        let left = left_for_cache(request, workspace_bytes)?;
+        let workspace_bytes =
+            request.device_bytes.unwrap_or_else(|| workspace_bytes(spec, request.max_num_batched_tokens));
+        let reserved_bytes = match request.device_bytes {
+            Some(_) => request.free_bytes.unwrap_or_default() / RESERVED_SHARE,
+            None => 0,
+        };
+        let left = left_for_cache(request, workspace_bytes, reserved_bytes)?;
         let wanted_len = wanted_len(spec, request)?;
         let groups = LayerGroups::new(spec, wanted_len);
         let layout = KvLayout { block_size: request.block_size, windows: groups.windows.clone() };
@@ -79,6 +92,7 @@ impl MemoryPlan {
                 )));
             }
             Some(bytes) => bytes,
+            None if request.device_bytes.is_some() => left.unwrap_or(DEFAULT_MOST),
             None => default_budget(left, wanted_blocks * block_bytes),
         };
         let most =
@@ -93,6 +107,7 @@ impl MemoryPlan {
         Ok(Self {
             free_bytes: request.free_bytes,
             weights_bytes: request.weights_bytes,
+            reserved_bytes,
             workspace_bytes,
             cache: shape(blocks as usize),
             groups,
@@ -107,23 +122,28 @@ impl MemoryPlan {
         KvLayout { block_size: self.cache.block_size, windows: self.groups.windows.clone() }
     }
 
-    /// Weights, buffers and cache together.
+    /// All that is taken or left to others.
     pub fn total_bytes(&self) -> u64 {
-        self.weights_bytes + self.workspace_bytes + self.cache.bytes() as u64
+        self.weights_bytes + self.reserved_bytes + self.workspace_bytes + self.cache.bytes() as u64
     }
 }
 
 /// Bytes that weights and buffers leave.
-fn left_for_cache(request: &MemoryRequest, workspace_bytes: u64) -> Result<Option<u64>, LoadError> {
+fn left_for_cache(
+    request: &MemoryRequest,
+    workspace_bytes: u64,
+    reserved_bytes: u64,
+) -> Result<Option<u64>, LoadError> {
     let Some(free) = request.free_bytes else { return Ok(None) };
+    let free = free - reserved_bytes;
     let needed = request.weights_bytes.saturating_add(workspace_bytes);
     match free.checked_sub(needed) {
         Some(left) if left > 0 => Ok(Some(left)),
         _ => {
-            let advice = if request.weights_bytes < free {
-                "a smaller max_num_batched_tokens would fit"
-            } else {
-                "a smaller or more strongly quantised model would fit"
+            let advice = match (request.weights_bytes < free, request.device_bytes) {
+                (false, _) => "a smaller or more strongly quantised model would fit",
+                (true, None) => "a smaller max_num_batched_tokens would fit",
+                (true, Some(_)) => "a smaller max_num_batched_tokens, max_num_seqs or max_model_len would fit",
             };
             Err(LoadError::OutOfMemory(format!(
                 "the weights need {} and the buffers for max_num_batched_tokens={} need {}, but {} is free; {advice}",
@@ -176,10 +196,13 @@ fn fit_len(
     let needed = layout.blocks_for(wanted_len) as u64 * block_bytes;
     let what = match request.kv_cache_bytes {
         Some(bytes) => format!("kv_cache_bytes={bytes} ({})", Bytes(bytes)),
+        None if request.device_bytes.is_some() => {
+            format!("what is left of the device, {},", Bytes(left.unwrap_or_default()))
+        }
         None => format!("the KV cache's default share of {}", Bytes(left.unwrap_or_default())),
     };
     let advice = match left {
-        Some(left) if needed > left && holds == 0 => "; the machine has not that much left".to_owned(),
+        Some(left) if needed > left && holds == 0 => "; there is not that much left".to_owned(),
         Some(left) if needed > left => format!("; max_model_len={holds} would fit"),
         _ => format!("; kv_cache_bytes={needed} would fit"),
     };
@@ -196,6 +219,9 @@ impl fmt::Display for MemoryPlan {
         let CacheShape { layers, blocks, block_size, dtype, .. } = self.cache;
         if let Some(free) = self.free_bytes {
             writeln!(f, "free      {:>10}", Bytes(free))?;
+        }
+        if self.reserved_bytes > 0 {
+            writeln!(f, "driver    {:>10}  left to it", Bytes(self.reserved_bytes))?;
         }
         writeln!(f, "weights   {:>10}", Bytes(self.weights_bytes))?;
         writeln!(f, "buffers   {:>10}", Bytes(self.workspace_bytes))?;
@@ -282,6 +308,7 @@ mod tests {
             block_size: 16,
             kv_cache_dtype: CacheDtype::F32,
             kv_cache_bytes: None,
+            device_bytes: None,
         }
     }
 
@@ -336,6 +363,22 @@ mod tests {
         let message = error(&tight);
         assert!(message.contains("one sequence of 4096 tokens needs 16.0 MiB"), "{message}");
         assert!(message.contains("would fit"), "{message}");
+    }
+
+    #[test]
+    fn of_a_device_all_that_is_left_is_for_the_cache() {
+        let plenty = MemoryRequest { device_bytes: Some(3 << 20), max_num_seqs: 1 << 12, ..request(Some(256 << 20)) };
+        let plan = MemoryPlan::new(&spec(), &plenty).unwrap();
+        assert_eq!((plan.reserved_bytes, plan.workspace_bytes), (4 << 20, 3 << 20));
+        assert_eq!(plan.cache.bytes(), (256 - 100 - 4 - 3) << 20);
+        assert_eq!(plan.total_bytes(), 256 << 20);
+        assert!(plan.to_string().contains("left to it"), "{plan}");
+        let asked = MemoryRequest { kv_cache_bytes: Some(150 << 20), ..plenty };
+        assert!(error(&asked).contains(&format!("kv_cache_bytes={} would fit", 149 << 20)), "{}", error(&asked));
+        let tight = MemoryRequest { device_bytes: Some(160 << 20), ..plenty };
+        assert!(error(&tight).contains("max_num_seqs or max_model_len would fit"), "{}", error(&tight));
+        let long = MemoryRequest { max_model_len: Some(4096), device_bytes: Some(140 << 20), ..plenty };
+        assert!(error(&long).contains("max_model_len=3072 would fit"), "{}", error(&long));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::sample::TokenHistory;
 pub mod local; // a model over a backend
 mod ahead; // the next step, before it is asked for
 pub mod memory; // how bytes are divided at load
+pub mod rehearsal; // how many of a device's a model takes
 pub mod machine; // how many there are
 pub mod simulated; // time without work, for tests, benches and planning
 

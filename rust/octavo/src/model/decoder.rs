@@ -1,6 +1,8 @@
 //! The one forward pass. Everything that families differ in is a field of the [`DecoderSpec`].
 
-use octavo_kernels::{Activation, Backend, BlockCopy, CacheLayer, CacheShape, DrawnRow, Result, RowDraw, StepInput};
+use octavo_kernels::{
+    Activation, Backend, BlockCopy, CacheLayer, CacheShape, DType, DrawnRow, Result, RowDraw, StepInput, Weight,
+};
 
 use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
@@ -105,6 +107,48 @@ pub fn workspace_bytes(spec: &DecoderSpec, rows: usize) -> u64 {
     bytes
 }
 
+/// What a decoder takes of its backend beside weights.
+struct Room<B: Backend> {
+    ropes: Vec<B::Rope>,
+    routing: Option<B::Routing>,
+    buffers: Buffers<B::Buffer>,
+    cache: B::Cache,
+    draws: bool,
+}
+
+impl<B: Backend> Room<B> {
+    fn take(backend: &mut B, spec: &DecoderSpec, cache: CacheShape, rows: usize) -> Result<Self> {
+        let ropes =
+            spec.ropes.iter().map(|rope| backend.rope(&rope.spec(spec.max_positions))).collect::<Result<_>>()?;
+        let routing =
+            spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
+        let buffers = shapes(spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
+        backend.room_for_attention(spec.heads, cache.block_size)?;
+        let cache = backend.cache(cache)?;
+        let draws = backend.draws(spec.vocab_size, LOGIT_ROWS)?;
+        Ok(Self { ropes, routing, buffers, cache, draws })
+    }
+}
+
+/// Takes of `backend` what a decoder would take beside weights: for asking one that only counts how much that is. All of it is
+/// held until `then` has been asked.
+pub fn rehearse<B: Backend, T>(
+    backend: &mut B,
+    spec: &DecoderSpec,
+    cache: CacheShape,
+    rows: usize,
+    then: impl FnOnce() -> T,
+) -> Result<T> {
+    // As wide as the widest matrix: backends make room for inputs that they round.
+    let experts_width = spec.experts.map_or(0, |experts| experts.intermediate_size);
+    let widths = [spec.hidden_size, spec.heads.query_width(), spec.intermediate_size, experts_width];
+    let cols = widths.into_iter().max().unwrap_or_default().next_multiple_of(8);
+    let (dtype, bytes) = (DType::F16, vec![0; 2 * cols]);
+    let _matrix = backend.matrix(&[Weight { dtype, rows: 1, cols, bytes: &bytes, run_as: dtype }])?;
+    let _room = Room::take(backend, spec, cache, rows)?;
+    Ok(then())
+}
+
 /// Sees `(rows, hidden)`: the embeddings as number 0, and number `n` after layer `n`, the last one normed.
 pub type Observer<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
@@ -119,15 +163,8 @@ impl<B: Backend> Decoder<B> {
         cache: CacheShape,
         rows: usize,
     ) -> Result<Self> {
-        let ropes =
-            spec.ropes.iter().map(|rope| backend.rope(&rope.spec(spec.max_positions))).collect::<Result<_>>()?;
-        let routing =
-            spec.experts.map(|experts| backend.routing(experts.count, experts.per_token, rows)).transpose()?;
-        let buffers = shapes(&spec, rows).try_map(|(rows, width)| backend.buffer(rows, width))?;
-        let block_size = cache.block_size;
-        let cache = backend.cache(cache)?;
-        let places = groups.places.clone();
-        let draws = backend.draws(spec.vocab_size, LOGIT_ROWS)?;
+        let (block_size, places) = (cache.block_size, groups.places.clone());
+        let Room { ropes, routing, buffers, cache, draws } = Room::take(&mut backend, &spec, cache, rows)?;
         Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers, block_size, draws } })
     }
 

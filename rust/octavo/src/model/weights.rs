@@ -83,6 +83,9 @@ pub struct Linear<M, V> {
 /// Told of bytes done and bytes in all; `false` stops the load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
+/// A device's memory is of such pieces.
+const ALIGNMENT: u64 = 512;
+
 /// What the matrices of a model take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MatrixBytes {
@@ -90,7 +93,8 @@ pub struct MatrixBytes {
     pub stored: u64,
     /// Packed for the CPU.
     pub packed: u64,
-    /// As rows of the types that they are run as, one after another.
+    /// On a device: as rows of the types that they are run as, and what begins anew there at a multiple of [`ALIGNMENT`];
+    /// with norms and biases.
     pub as_run: u64,
     /// Those that are not run as the type they are stored in.
     pub converted: Vec<Converted>,
@@ -185,11 +189,13 @@ impl Sink for Count {
                 LoadError::malformed(at, format!("a matrix of {rows} × {cols} is larger than any memory"))
             })?;
             self.0.add(dtype, run_as, bytes.len() as u64, packed as u64);
-            self.0.as_run += run_as.row_bytes(cols).unwrap_or_default() as u64 * rows as u64;
+            let bytes = run_as.row_bytes(cols).unwrap_or_default() as u64 * rows as u64;
+            self.0.as_run += bytes.next_multiple_of(ALIGNMENT);
         }
         Ok(((), self.0.packed - before))
     }
-    fn vector(&mut self, _: &Path, _: &[f32]) -> Result<(), LoadError> {
+    fn vector(&mut self, _: &Path, values: &[f32]) -> Result<(), LoadError> {
+        self.0.as_run += (size_of_val(values) as u64).next_multiple_of(ALIGNMENT);
         Ok(())
     }
 }

@@ -240,10 +240,9 @@ fn device_of(name: &str) -> Result<Device, String> {
 }
 
 fn cache_dtype_of(value: Option<&Value>) -> Result<Option<CacheDtype>, String> {
-    let all = [CacheDtype::F32, CacheDtype::F16, CacheDtype::Bf16];
     match value {
         None | Some(Value::Null) => Ok(None),
-        Some(name) => match all.into_iter().find(|dtype| name.as_str() == Some(dtype.name())) {
+        Some(name) => match CacheDtype::ALL.into_iter().find(|dtype| name.as_str() == Some(dtype.name())) {
             Some(dtype) => Ok(Some(dtype)),
             None => Err(format!("there is no kv_cache_dtype {name}")),
         },
