@@ -20,8 +20,8 @@ QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
 PRODUCTS += [f"linear8_{rows}_{dtype}" for dtype in QUANTISED for rows in (64, "many")]
 TENSOR_CORES = [f"attention_{phase}_{cache}" for phase in ("decode", "prefill") for cache in CACHES]
 TENSOR_CORES += [prefix + product for prefix in ("", "expert_") for product in PRODUCTS]
-# Beside the sums of heads of 256 not all fits into registers: some of what a block keeps for its whole run is read again
-# for every unit of positions.
+# Beside the sums of heads of 256 not all fits into registers: some of what a block keeps for its whole run is read
+# again for every unit of positions.
 SPILLED_BYTES = {f"attention_prefill_{cache}": 256 for cache in CACHES if cache.endswith("256")}
 # A block of them takes a row of logits, so a multiprocessor has few: their warps must fill it.
 DRAWS = ["adjust", "draw", "logprobs"]
