@@ -36,6 +36,8 @@ struct Choice {
     logprobs: Vec<TokenLogprobs>,
     prompt_logprobs: Vec<TokenLogprobs>,
     logits: Vec<f32>,
+    /// It has left the queue: from then on only the engine thread ends it.
+    begun: bool,
     end: Option<(Finish, Box<RequestRecord>)>,
     text_read: usize,
     tokens_read: usize,
@@ -135,11 +137,40 @@ impl Mailbox {
         if all.is_empty() { *all = logits } else { all.extend(logits) }
     }
 
+    /// A choice leaves the queue. Says no if it has ended there.
+    #[must_use]
+    pub(super) fn begin(&self, index: usize) -> bool {
+        // One that has ended may have been read and taken away.
+        let mut state = self.lock();
+        let waiting = state.choices.get_mut(index).filter(|choice| choice.end.is_none());
+        waiting.map(|choice| choice.begun = true).is_some()
+    }
+
+    /// Ends all choices that wait in the queue, without asking the engine thread, which may be busy with a long step. It
+    /// hears of them as they would begin, at the latest. Says whether there were any.
+    pub(super) fn end_waiting(&self, finish: &Finish, record: &RequestRecord) -> bool {
+        let mut state = self.lock();
+        let State { choices, unfinished } = &mut *state;
+        let before = *unfinished;
+        for choice in choices.iter_mut().filter(|choice| !choice.begun && choice.end.is_none()) {
+            choice.end = Some((finish.clone(), Box::new(record.clone())));
+            *unfinished -= 1;
+        }
+        let any = *unfinished < before;
+        drop(state);
+        if any {
+            self.arrived.notify_all();
+            if let Some(waker) = &self.waker {
+                waker.wake();
+            }
+        }
+        any
+    }
+
     /// Ends a choice. Only the first end counts; there is no second.
     pub(super) fn finish(&self, index: usize, tail: &str, finish: Finish, record: RequestRecord) {
         let mut state = self.lock();
-        let choice = &mut state.choices[index];
-        if choice.end.is_none() {
+        if let Some(choice) = state.choices.get_mut(index).filter(|choice| choice.end.is_none()) {
             choice.text.push_str(tail);
             choice.end = Some((finish, Box::new(record)));
             state.unfinished -= 1;
@@ -235,5 +266,26 @@ impl Choice {
             finish,
             record: *record,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_ends_once_whoever_ends_it() {
+        let record = RequestRecord::default();
+        let mailbox = Mailbox::new(2, true, None);
+        assert!(mailbox.begin(0));
+        assert!(mailbox.end_waiting(&Finish::Deadline, &record), "the second one waits");
+        assert!(!mailbox.begin(1) && !mailbox.end_waiting(&Finish::Cancelled, &record));
+        mailbox.finish(0, "", Finish::Length, record.clone());
+        let ends: Vec<_> = mailbox.take_results().into_iter().flatten().map(|choice| choice.finish).collect();
+        assert_eq!(ends, [Finish::Length, Finish::Deadline]);
+        // The engine thread may still have something to say about what has been taken.
+        assert!(!mailbox.begin(1));
+        mailbox.finish(1, "late", Finish::Length, record);
+        assert!(mailbox.take_results().is_none() && mailbox.finished_within(Duration::ZERO));
     }
 }

@@ -111,7 +111,7 @@ impl Scheduler {
         self.sessions.expire(&mut self.kv, now);
         match command {
             Command::Submit(request) => self.submit(request, now),
-            Command::Cancel(id) => self.end(id, Finish::Cancelled, now),
+            Command::Cancel(id) => self.cancel(id, now),
             Command::StopString { id, text } => self.end(id, Finish::Stop(StopReason::StopString(text)), now),
             Command::OpenSession { id, ttl_ns } => self.sessions.open(id, ttl_ns),
             Command::CloseSession(id) => self.sessions.close(id, &mut self.kv, now),
@@ -147,6 +147,7 @@ impl Scheduler {
             tokens_cached: 0,
             copies: Vec::new(),
             notes: &mut self.notes,
+            events: &mut self.events,
         };
         decode::advance(&mut step);
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
@@ -225,7 +226,8 @@ impl Scheduler {
         }
         self.end_ending(now);
         if full {
-            self.habits.full_step(self.step_ns, (self.totals.finished - flight.finished) as usize);
+            let ends = (self.totals.finished - flight.finished) as usize;
+            self.habits.full_step(self.step_ns, ends, self.config.max_num_seqs);
         }
     }
 
@@ -237,7 +239,8 @@ impl Scheduler {
         let refused = if self.closed {
             Some(Finish::Error(CLOSED.into()))
         } else {
-            limits::refusal(&self.config, &request, self.living()).map(Finish::Rejected)
+            let retry_after_ns = || self.load().place_ns();
+            limits::refusal(&self.config, &request, self.living(), retry_after_ns).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
         let table = self.kv.table();
@@ -270,6 +273,14 @@ impl Scheduler {
             let sequence = self.running.remove(index);
             self.finish(sequence, finish, now);
         }
+    }
+
+    /// Ends one that was given up. If its deadline has passed, that was first.
+    fn cancel(&mut self, id: RequestId, now: Time) {
+        let running = self.running.position(id).map(|index| &*self.running[index]);
+        let sequence = running.or_else(|| self.queue.get(id));
+        let is_late = sequence.and_then(|sequence| sequence.request.deadline).is_some_and(|deadline| deadline <= now);
+        self.end(id, if is_late { Finish::Deadline } else { Finish::Cancelled }, now);
     }
 
     /// Ends whatever nobody waits for any more. In the queue, it never ran.
@@ -306,6 +317,9 @@ impl Scheduler {
             self.deadlines.remove(&(deadline, id));
         }
         self.queue.users.leave(sequence.user);
+        if matches!(finish, Finish::Stop(_) | Finish::Length) && sequence.request.wanted == Wanted::Tokens {
+            self.habits.answered(sequence.generated.len(), sequence.most_new_tokens);
+        }
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.totals.finished += 1;
         self.notes.push(|| EngineEvent::Finished {
@@ -431,7 +445,7 @@ impl Scheduler {
             waiting: self.queue.len(),
             half_read_tokens: self.half_read_tokens,
             waiting_tokens: self.queue.tokens(),
-            last_of: self.queue.last_of(),
+            answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
             pace: self.pace.clone(),
             step_ns: self.step_ns,
             habits: self.habits,
