@@ -16,7 +16,8 @@ fn main() {
         let made: Trace = (0..200).map(|i| (0..=i / 8 % 25).map(|block| (i % 8) * 25 + block).collect()).collect();
         return table("made", &made, &[0.5]);
     }
-    let mut files: Vec<PathBuf> = arguments.iter().filter(|argument| !argument.starts_with('-')).map(PathBuf::from).collect();
+    let mut files: Vec<PathBuf> =
+        arguments.iter().filter(|argument| !argument.starts_with('-')).map(PathBuf::from).collect();
     if files.is_empty() {
         let beside = "../../../shared/traces/mooncake_conversation_trace.jsonl";
         files.push(Path::new(env!("CARGO_MANIFEST_DIR")).join(beside));

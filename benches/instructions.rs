@@ -87,7 +87,13 @@ mod imp {
         // SAFETY: without pointers.
         let traced = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, null_mut::<u8>(), null_mut::<u8>()) } == 0;
         let done = || catch_unwind(AssertUnwindSafe(|| work(Mark(std::process::id() as libc::pid_t)))).is_ok();
-        let status = if !traced { UNTRACED } else if done() { DONE } else { PANICKED };
+        let status = if !traced {
+            UNTRACED
+        } else if done() {
+            DONE
+        } else {
+            PANICKED
+        };
         // SAFETY: ends the child, without what the parent does at its end.
         unsafe { libc::_exit(status) }
     }

@@ -132,8 +132,12 @@ pub fn bound(trace: &Trace, blocks: usize) -> f64 {
 /// What it takes to keep blocks longer and longer, in blocks of the pool, and how much more of them is found: the upper hull,
 /// best first.
 fn steps(pauses: &Pauses, total: u64) -> Vec<(f64, f64)> {
-    let mut all: Vec<(u64, bool)> =
-        pauses.ended.iter().map(|&pause| (pause, true)).chain(pauses.endless.iter().map(|&pause| (pause, false))).collect();
+    let mut all: Vec<(u64, bool)> = pauses
+        .ended
+        .iter()
+        .map(|&pause| (pause, true))
+        .chain(pauses.endless.iter().map(|&pause| (pause, false)))
+        .collect();
     all.sort_unstable();
     // Room and hits when every block is kept up to the age of each pause in turn.
     let (mut held, mut hits, mut hull) = (0u64, 0.0, vec![(0.0, 0.0)]);

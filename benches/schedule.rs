@@ -21,7 +21,8 @@ fn main() {
         (1024, 0, 0, enough(1024)),
         (1024, 10_000, 0, 1_000_000),
     ] {
-        let (running, waiting, blocks) = (bench.size(running, 2), bench.size(waiting, 3), bench.size(blocks, enough(2)));
+        let (running, waiting, blocks) =
+            (bench.size(running, 2), bench.size(waiting, 3), bench.size(blocks, enough(2)));
         let mut world = World::new(Load { running, waiting, blocks, prompt, shared, answer });
         world.check();
         let row_bytes = 3 * size_of::<u32>() + size_of::<octavo_kernels::Segment>();
@@ -34,18 +35,18 @@ fn main() {
     }
 }
 
-/// The table of counts. A 32nd of those who run ends and is replaced in every step.
+/// The table of counts. A 64th of those who run ends and is replaced in every step.
 fn count(bench: &Bench) {
     println!("\n{:>8}{:>8}{:>10}{:>22}{:>24}", "run", "wait", "blocks", "instructions a step", "a running sequence");
     for running in [64, 256, 1024] {
         for waiting in [0, 10_000] {
             for blocks in [10_000, 1_000_000] {
-                let (running, waiting) = (bench.size(running, 32), bench.size(waiting, 3));
-                let load = Load { running, waiting, blocks: bench.size(blocks, 1000), prompt: 64, shared: 0, answer: 32 };
+                let (running, waiting) = (bench.size(running, 16), bench.size(waiting, 3));
+                let load =
+                    Load { running, waiting, blocks: bench.size(blocks, 1000), prompt: 32, shared: 0, answer: 64 };
                 let mut world = World::new(load);
                 world.check();
-                // The same number of sequences in every line.
-                let steps = bench.size(2048 / running, 1);
+                let steps = bench.size(256usize.div_ceil(running), 1);
                 let counted = instructions::count(|mark| (0..steps).for_each(|_| world.step(|| mark.toggle())));
                 let Some(counted) = counted else {
                     println!("  instructions are not counted here: that takes Linux, x86-64 or AArch64, and ptrace");

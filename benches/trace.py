@@ -6,8 +6,8 @@ hold whatever they do.
 Arrivals and lengths are those of the Azure conversation trace (a CSV of TIMESTAMP, ContextTokens, GeneratedTokens),
 lengths divided by ``--scale``, time by ``--speed``; without a file they are drawn from distributions like its own. A
 third of the prompts share a beginning; some callers give up, some have deadlines, some go first. Then: every request
-ended exactly once, no block is missing, what readers of events were told is what is remembered, memory is as flat at
-the end as after a fifth of the requests; and the log of the whole run is played again, the scheduler's invariants
+ended exactly once, no block is missing, what readers of events were told is what is remembered, memory does not grow in
+the last quarter of the requests; and the log of the whole run is played again, the scheduler's invariants
 proved after every entry.
 """
 
@@ -229,8 +229,9 @@ def check(llm: octavo.LLM, run: Run, follower: Follower, before: octavo.Stats) -
     print(f"{computed} tokens computed, {cached} found in the cache; {generated} generated; {preemptions} preemptions")
     print("every request ended exactly once; every block is free or remembered; events tell the same")
     print("resident memory after each quarter:", ", ".join(f"{mib:.1f} MiB" for mib in run.resident))
-    # A small run is over before allocators and pools have what they need.
-    assert True, "memory is not flat"
+    # A small run is over before allocators and pools have what they need, and this program keeps a number or two of
+    # every request.
+    assert run.submitted < 10_000 or run.resident[-1] - run.resident[-2] < 4, "memory is not flat"
 
 
 def resident_mib() -> float:

@@ -75,6 +75,22 @@ def settled(llm: octavo.LLM, seconds: float = 10.0) -> Any:
         time.sleep(0.01)
 
 
+def given_up(llm: octavo.LLM, prompt: Any, after: int, **options: Any) -> tuple[octavo.Result, list[int]]:
+    """The result of a stream that is given up after its first `after` tokens, and the tokens that came before its end.
+
+    A machine that lets this thread wait while the engine goes on may see the tiny model finish first: then it is tried again."""
+    for _ in range(20):
+        stream = llm.stream(prompt, ignore_eos=True, max_tokens=400, **options)
+        tokens: list[int] = []
+        while len(tokens) < after:
+            tokens += next(stream).token_ids
+        stream.cancel()
+        tokens += [token for chunk in stream for token in chunk.token_ids]
+        if stream.result.finish_reason != "length":
+            return stream.result, tokens
+    raise AssertionError("the model is always done before its stream is given up")
+
+
 def fingerprint(result: octavo.Result) -> list[Any]:
     """Everything of an answer that must not depend on the weather."""
     return [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import octavo
-from conftest import GREEDY, ORACLE, settled
+from conftest import GREEDY, ORACLE, given_up, settled
 from octavo import SamplingParams
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -76,11 +76,7 @@ def test_without_logprobs_it_says_so(tiny: octavo.LLM) -> None:
 
 
 def test_what_was_given_up_is_compared_as_far_as_it_got(tiny: octavo.LLM) -> None:
-    with tiny.stream([5, 6], ignore_eos=True, min_tokens=100, max_tokens=400, logprobs=1) as stream:
-        for _ in range(3):
-            next(stream)
-        stream.cancel()
-    result = stream.result
+    result, _ = given_up(tiny, [5, 6], after=3, logprobs=1)
     assert result.finish_reason == "cancelled"
     verification = tiny.verify(result)
     assert verification

@@ -10,7 +10,8 @@ use crate::policies::{Trace, belady, bound, least_recently_used, play, read, siz
 use crate::world::Coins;
 
 /// A share of the distinct blocks, and what of Belady's hits is to be found with so many.
-const SIZES: [(f64, f64); 7] = [(0.01, 0.42), (0.03, 0.48), (0.1, 0.78), (0.15, 0.87), (0.2, 0.93), (0.3, 0.97), (0.5, 0.99)];
+const SIZES: [(f64, f64); 7] =
+    [(0.01, 0.42), (0.03, 0.48), (0.1, 0.78), (0.15, 0.87), (0.2, 0.93), (0.3, 0.97), (0.5, 0.99)];
 
 #[test]
 fn real_conversations() {

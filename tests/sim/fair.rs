@@ -171,7 +171,8 @@ fn blocks_kept_for_conversations_are_work_whether_anybody_comes_back_or_not() {
         }
         world.scheduler.check();
         let served = ["leaves", "plain"].map(|user| world.scheduler.served(user).expect("it waits"));
-        let tokens = |first: u64| (first..4000).step_by(2).map(|id| world.outcome(RequestId(id)).tokens.len()).sum::<usize>();
+        let tokens =
+            |first: u64| (first..4000).step_by(2).map(|id| world.outcome(RequestId(id)).tokens.len()).sum::<usize>();
         let (leaves, plain, held) = (tokens(0), tokens(1), held as f64 / 64.0);
         let bound = 2.0 * max_num_seqs as f64 * (1.1 * length as f64 + 3.0 * max_tokens as f64);
         assert!((served[0] - served[1]).abs() <= bound, "seed {seed}: {served:?} are further apart than {bound}");

@@ -689,8 +689,10 @@ fn long_beside_short(every: u64, at_once: u64) {
     }
     world.finish(4000);
     // A few steps of the target's length, though thousands of tokens were before it.
-    let mut waited: Vec<u64> =
-        shorts.iter().map(|&id| world.outcome(id).record().ttft_ns().expect("short ones overtake a long one")).collect();
+    let mut waited: Vec<u64> = shorts
+        .iter()
+        .map(|&id| world.outcome(id).record().ttft_ns().expect("short ones overtake a long one"))
+        .collect();
     waited.sort_unstable();
     let mut worst = 0;
     for id in 0..16 {
@@ -700,7 +702,10 @@ fn long_beside_short(every: u64, at_once: u64) {
         worst = worst.max(gaps[gaps.len() * 99 / 100]);
     }
     let (p50, last) = (waited[waited.len() / 2], waited[waited.len() - 1]);
-    println!("{at_once} every {every}: {steps} steps, p99 gap {worst} ns; {} short ones, {p50} to {last} ns", shorts.len());
+    println!(
+        "{at_once} every {every}: {steps} steps, p99 gap {worst} ns; {} short ones, {p50} to {last} ns",
+        shorts.len()
+    );
     // One in every step is more than half of what decoding leaves: they queue up, and still hold nobody up.
     assert!(shorts.len() >= 4 && (every == 1 || last <= 12 * target), "every {every}: a short one waited {last} ns");
     assert!(worst <= target * 108 / 100, "every {every}: a gap of {worst} ns");

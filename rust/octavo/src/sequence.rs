@@ -225,7 +225,7 @@ impl Sequence {
         self.record.block_ns += kv.settle(&mut self.table, now);
         let tokens = (0..self.computed).map(|position| self.token(position)).collect();
         let mut table = std::mem::replace(&mut self.table, kv.table());
-        sessions.keep(session, self.user, &mut table, tokens, self.request.cache_salt.clone(), kv, now);
+        sessions.keep((session, self.user), &mut table, tokens, self.request.cache_salt.clone(), kv, now);
         self.table = table;
     }
 

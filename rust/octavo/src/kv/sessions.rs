@@ -227,8 +227,7 @@ impl Sessions {
     /// Keeps what a user's turn leaves, if the session is open and there may be as much. Otherwise the table is left as it is.
     pub fn keep(
         &mut self,
-        id: SessionId,
-        user: UserId,
+        (id, user): (SessionId, UserId),
         table: &mut BlockTable,
         tokens: Vec<u32>,
         cache_salt: Option<Arc<str>>,

@@ -20,8 +20,8 @@ use crate::observe::events::{EngineEvent, Notes};
 use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, SessionId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
-use crate::stages::queue::waiting::Waiting;
 use crate::stages::queue::limits;
+use crate::stages::queue::waiting::Waiting;
 use crate::stages::{decode, prefill};
 
 mod assemble;
