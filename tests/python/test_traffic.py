@@ -151,10 +151,10 @@ def test_one_that_waits_ends_without_waiting_for_the_step_under_way(llm: octavo.
             await llm.agenerate([5] * 40, max_tokens=2, deadline_s=0.02)
         return time.monotonic() - begun
 
-    told, steps = [], []
+    told, steps, on_loops = [], [], []
     with llm.events() as events:
         for i in range(3):
-            with llm.stream([i + 3] * 4000, max_tokens=2, ignore_eos=True) as busy:
+            with llm.stream([i + 3] * 1500, max_tokens=2, ignore_eos=True, cache_salt=way) as busy:
                 time.sleep(0.02)
                 begun = time.monotonic()
                 if way == "cancel":
@@ -163,11 +163,12 @@ def test_one_that_waits_ends_without_waiting_for_the_step_under_way(llm: octavo.
                     result = waits.result
                     assert (result.finish_reason, result.token_ids) == ("cancelled", [])
                 else:
-                    with pytest.raises(octavo.DeadlineExceededError, match=r"deadline_s \(0.02 s\).* it waited") as late:
+                    with pytest.raises(octavo.DeadlineExceededError, match=r"deadline_s \(0.02 s\).*it waited") as late:
                         llm.generate([5] * 40, max_tokens=2, deadline_s=0.02)
                     result = late.value.partial
-                    assert asyncio.run(on_a_loop()) < 0.2
                 told.append(time.monotonic() - begun)
+                if way == "deadline":
+                    on_loops.append(asyncio.run(on_a_loop()))
                 assert sum(result.anatomy.parts_ns.values()) == result.anatomy.total_ns
                 assert result.usage.prompt_tokens == 40
                 anatomy = busy.result.anatomy
@@ -175,15 +176,16 @@ def test_one_that_waits_ends_without_waiting_for_the_step_under_way(llm: octavo.
         settled(llm)
         ends = [event.request_id for event in events.take() if event.type == "finished"]
     assert len(ends) == len(set(ends)) == (6 if way == "cancel" else 9), "each ends once"
-    print(f"told after {min(told):.3f} to {max(told):.3f} s; a step took {steps}")
-    assert min(told) < (0.01 if way == "cancel" else 0.08)
+    print(f"told after {told} and {on_loops} s; a step took {steps}")
+    assert min(told) < (0.01 if way == "cancel" else 0.05)
+    assert min(on_loops, default=0) < 0.05
 
 
 def test_a_deadline_says_how_far_it_got(llm: octavo.LLM) -> None:
-    with pytest.raises(octavo.DeadlineExceededError, match=r"deadline_s \(0.2 s\).*decoding.* of at most 4000 tokens"):
+    with pytest.raises(octavo.DeadlineExceededError, match=r"deadline_s \(0.2 s\).*decoding.* of at most 2045 tokens"):
         llm.generate([1, 2, 3], max_tokens=4000, ignore_eos=True, deadline_s=0.2)
-    with pytest.raises(octavo.DeadlineExceededError, match=r"prompt was being read, and \d+ of 6000 tokens"):
-        llm.generate([9] * 6000, max_tokens=4, deadline_s=0.3)
+    with pytest.raises(octavo.DeadlineExceededError, match=r"prompt was being read, and \d+ of 1900 tokens"):
+        llm.generate([9] * 1900, max_tokens=4, deadline_s=0.3)
 
 
 def test_names_are_short(tiny: octavo.LLM) -> None:

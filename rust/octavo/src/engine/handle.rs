@@ -272,6 +272,7 @@ impl Engine {
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
+        let most_tokens = params.max_tokens.min(limits::longest(&self.limits).saturating_sub(prompt.len()));
         Ticket {
             mailbox,
             inbox: self.inbox.clone(),
@@ -282,6 +283,9 @@ impl Engine {
             tokenize_ns: arrived.since(begun),
             predicted_ttft_ns: 0,
             wanted: options.wanted,
+            user,
+            priority: options.priority,
+            most_tokens,
             arrived,
             deadline,
             transcript: options.session.map(|session| session.transcript.clone()),

@@ -147,8 +147,8 @@ impl Mailbox {
     }
 
     /// Ends all choices that wait in the queue, without asking the engine thread, which may be busy with a long step. It
-    /// hears of them as they would begin, at the latest. Says whether there were any.
-    pub(super) fn end_waiting(&self, finish: &Finish, record: &RequestRecord) -> bool {
+    /// hears of them as they would begin, at the latest. Says how many there were to `before_told`.
+    pub(super) fn end_waiting(&self, finish: &Finish, record: &RequestRecord, before_told: impl FnOnce(usize)) {
         let mut state = self.lock();
         let State { choices, unfinished } = &mut *state;
         let before = *unfinished;
@@ -156,21 +156,29 @@ impl Mailbox {
             choice.end = Some((finish.clone(), Box::new(record.clone())));
             *unfinished -= 1;
         }
-        let any = *unfinished < before;
-        drop(state);
-        if any {
+        let ended = before - *unfinished;
+        if ended > 0 {
+            before_told(ended);
+            drop(state);
             self.arrived.notify_all();
             if let Some(waker) = &self.waker {
                 waker.wake();
             }
         }
-        any
     }
 
-    /// Ends a choice. Only the first end counts; there is no second.
-    pub(super) fn finish(&self, index: usize, tail: &str, finish: Finish, record: RequestRecord) {
+    /// Ends a choice. Only the first end counts; there is no second, and nothing to do before it is told.
+    pub(super) fn finish(
+        &self,
+        index: usize,
+        tail: &str,
+        finish: Finish,
+        record: RequestRecord,
+        before_told: impl FnOnce(),
+    ) {
         let mut state = self.lock();
         if let Some(choice) = state.choices.get_mut(index).filter(|choice| choice.end.is_none()) {
+            before_told();
             choice.text.push_str(tail);
             choice.end = Some((finish, Box::new(record)));
             state.unfinished -= 1;
@@ -278,14 +286,18 @@ mod tests {
         let record = RequestRecord::default();
         let mailbox = Mailbox::new(2, true, None);
         assert!(mailbox.begin(0));
-        assert!(mailbox.end_waiting(&Finish::Deadline, &record), "the second one waits");
-        assert!(!mailbox.begin(1) && !mailbox.end_waiting(&Finish::Cancelled, &record));
-        mailbox.finish(0, "", Finish::Length, record.clone());
+        let mut told = Vec::new();
+        mailbox.end_waiting(&Finish::Deadline, &record, |ended| told.push(ended));
+        mailbox.end_waiting(&Finish::Cancelled, &record, |ended| told.push(ended));
+        assert!(!mailbox.begin(1));
+        mailbox.finish(0, "", Finish::Length, record.clone(), || told.push(10));
+        mailbox.finish(0, "", Finish::Cancelled, record.clone(), || told.push(20));
+        assert_eq!(told, [1, 10], "the second one waited, the first one ran");
         let ends: Vec<_> = mailbox.take_results().into_iter().flatten().map(|choice| choice.finish).collect();
         assert_eq!(ends, [Finish::Length, Finish::Deadline]);
         // The engine thread may still have something to say about what has been taken.
         assert!(!mailbox.begin(1));
-        mailbox.finish(1, "late", Finish::Length, record);
+        mailbox.finish(1, "late", Finish::Length, record, || panic!("it has ended"));
         assert!(mailbox.take_results().is_none() && mailbox.finished_within(Duration::ZERO));
     }
 }

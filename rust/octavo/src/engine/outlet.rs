@@ -89,7 +89,7 @@ impl Outlet {
         self.end_token_ids.contains(&token_id) || self.params.stop_token_ids.contains(&token_id)
     }
 
-    /// Ends the choice and gives its place back.
+    /// Ends the choice and gives its place back, unless whoever waits for it has done so.
     pub fn finish(&mut self, finish: Finish, record: RequestRecord) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -105,8 +105,8 @@ impl Outlet {
         if let Some(turn) = self.turn.take() {
             turn.finish(&finish);
         }
-        self.shared.door().leave(&self.user, self.priority);
-        self.mailbox.finish(self.index, &tail.text, finish, record);
+        let leave = || self.shared.door().leave(&self.user, self.priority);
+        self.mailbox.finish(self.index, &tail.text, finish, record, leave);
     }
 
     /// Notes whom to wake for a new token.

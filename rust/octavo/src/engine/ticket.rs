@@ -22,6 +22,11 @@ pub struct Ticket {
     pub(super) tokenize_ns: u64,
     pub(super) predicted_ttft_ns: u64,
     pub(super) wanted: Wanted,
+    /// Whose it is, and its priority: so its places were counted.
+    pub(super) user: Arc<str>,
+    pub(super) priority: i32,
+    /// Tokens that an answer may have.
+    pub(super) most_tokens: usize,
     /// When it went to the engine.
     pub(super) arrived: Time,
     /// As it was asked, and when that is.
@@ -64,10 +69,19 @@ impl Ticket {
     fn end_waiting(&self, finish: &Finish) {
         let mut record = RequestRecord::waited(self.arrived, self.shared.now());
         record.prompt_tokens = self.prompt.len();
-        if self.mailbox.end_waiting(finish, &record)
-            && let Some(transcript) = &self.transcript
-        {
-            transcript.give_up();
+        self.mailbox.end_waiting(finish, &record, |ended| {
+            if let Some(transcript) = &self.transcript {
+                transcript.give_up();
+            }
+            // Before anybody comes who gets their places.
+            self.tell_engine();
+            (0..ended).for_each(|_| self.shared.door().leave(&self.user, self.priority));
+        });
+    }
+
+    fn tell_engine(&self) {
+        for id in self.ids.clone() {
+            let _ = self.inbox.send(Message::Tell(Command::Cancel(RequestId(id))));
         }
     }
 
@@ -81,9 +95,7 @@ impl Ticket {
         if let Some(transcript) = self.transcript.as_ref().filter(|_| !self.finished_within(Duration::ZERO)) {
             transcript.give_up();
         }
-        for id in self.ids.clone() {
-            let _ = self.inbox.send(Message::Tell(Command::Cancel(RequestId(id))));
-        }
+        self.tell_engine();
         let is_late = self.expires_in().is_some_and(|left| left.is_zero());
         self.end_waiting(&if is_late { Finish::Deadline } else { Finish::Cancelled });
     }
@@ -94,7 +106,7 @@ impl Ticket {
         let asked = self.deadline.map_or(0.0, |(asked, _)| asked.as_secs_f64());
         let read = (result.record.cached_tokens + result.record.computed_tokens).saturating_sub(result.record.recomputed_tokens);
         let told = format!("deadline_s ({asked} s) passed before the answer was complete:");
-        let most = self.params.max_tokens;
+        let most = self.most_tokens;
         match self.wanted {
             _ if steps == 0 => format!("{told} it waited, and nothing of it was computed"),
             Wanted::Tokens if completion_tokens > 0 => {

@@ -43,7 +43,7 @@ impl Ratio {
 /// what they may generate answers take.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Habits {
-    /// Nanoseconds during which all places were taken, and how many became free.
+    /// Nanoseconds during which somebody had to wait, or would have had to, and how many ended.
     turnover: Ratio,
     /// Tokens of prompts that were computed, and all of them.
     computed: Ratio,
@@ -52,8 +52,8 @@ pub struct Habits {
 }
 
 impl Habits {
-    /// A step of `ns` nanoseconds in which all `places` were taken; `ends` of them are free now.
-    pub fn full_step(&mut self, ns: u64, ends: usize, places: usize) {
+    /// A step of `ns` nanoseconds in which somebody waited or all `places` were taken; `ends` requests ended with it.
+    pub fn crowded_step(&mut self, ns: u64, ends: usize, places: usize) {
         self.turnover.add(ns as f64, ends as f64, ENDS.max(places) as f64);
     }
 

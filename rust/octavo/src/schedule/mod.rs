@@ -195,7 +195,7 @@ impl Scheduler {
         let now = self.at(now);
         self.step_ns = now.since(flight.since);
         self.pace.observe(flight.decoding, &flight.prompt_rows, self.step_ns);
-        let full = self.running.len() >= self.config.max_num_seqs;
+        let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
         batch.clear();
@@ -225,9 +225,9 @@ impl Scheduler {
             sequence.meter.enter(sequence.activity(false), now);
         }
         self.end_ending(now);
-        if full {
+        if crowded {
             let ends = (self.totals.finished - flight.finished) as usize;
-            self.habits.full_step(self.step_ns, ends, self.config.max_num_seqs);
+            self.habits.crowded_step(self.step_ns, ends, self.config.max_num_seqs);
         }
     }
 
