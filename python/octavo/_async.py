@@ -29,8 +29,11 @@ class _LoopWaker:
     def _look(self) -> None:
         self.waker.clear()
         for future, ticket in list(self._waiting.items()):
-            if future.done():
-                continue
+            self._look_for(future, ticket)
+
+    @staticmethod
+    def _look_for(future: asyncio.Future[Chunk | None], ticket: Ticket) -> None:
+        if not future.done():
             chunk = ticket.next(0.0)
             if chunk is not None or ticket.ended:
                 future.set_result(chunk)
@@ -39,12 +42,18 @@ class _LoopWaker:
         chunk = ticket.next(0.0)
         if chunk is not None or ticket.ended:
             return chunk
-        future: asyncio.Future[Chunk | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Chunk | None] = loop.create_future()
         self._waiting[future] = ticket
+        # The engine thread may be busy with a long step when the deadline of one that waits passes.
+        left = ticket.expires_in_s
+        timer = loop.call_later(left, self._look_for, future, ticket) if left else None
         try:
             return await future
         finally:
             del self._waiting[future]
+            if timer is not None:
+                timer.cancel()
 
 
 _wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWaker] = WeakKeyDictionary()

@@ -26,15 +26,16 @@ class InvalidRequestError(OctavoError, ValueError):
 class QueueFullError(OctavoError):
     """As many requests are running and waiting as may; try again later."""
 
-    #: Seconds until there will be room, as far as is known.
-    retry_after: float | None = None
+    #: Seconds until there will be room: always a number above 0. Places that become free by then are kept for users who
+    #: were refused and hold less than their share.
+    retry_after: float
 
 
 class DeadlineExceededError(OctavoError, TimeoutError):
-    """``deadline_s`` passed before the answer was complete; ``partial`` holds what there was. Or it was certain at once
-    that it would: requests that come first take longer. Then nothing ran, and the message says how long they take."""
+    """``deadline_s`` passed before the answer was complete: ``partial`` holds what there was, and the message says how far
+    it got. Or the request was refused at once, as requests that come first take longer: then nothing ran."""
 
-    #: Seconds until it would be worth asking again, when the request was not taken at all.
+    #: Seconds until what comes first is expected to leave enough time, when the request was refused; else ``None``.
     retry_after: float | None = None
 
 

@@ -100,9 +100,9 @@ class Anatomy:
     def ttft_s(self) -> float | None:
         """Time to first token: tokenize + queue + prefill."""
     @property
-    def predicted_ttft_s(self) -> float | None:
+    def predicted_ttft_s(self) -> float:
         """What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
-        engine was lately; ``None``: nothing was known yet."""
+        engine was lately. Before its first step that is taken to be 1 ms for a token of a prompt, and 20 ms for a step."""
     @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first."""
@@ -144,7 +144,8 @@ class Anatomy:
     def kept(self) -> str | None:
         """For a turn of a :class:`octavo.Session`: what became of what the turn before had left. ``resumed``: this one
         went on from it, and ``cached_tokens`` is how much it was; ``diverged``: it has other tokens, and only whole
-        blocks were looked for; ``expired``, ``evicted``, ``over_limit``: it was given up before this turn came."""
+        blocks were looked for; ``recomputed``: it has the same, and asked for ``prompt_logprobs``, which only computing
+        all of them again tells; ``expired``, ``evicted``, ``over_limit``: it was given up before this turn came."""
     def to_dict(self) -> dict[str, object]: ...
 
 @final
@@ -368,6 +369,9 @@ class Ticket:
     def ended(self) -> bool:
         """Whether everything has been read."""
     @property
+    def expires_in_s(self) -> float | None:
+        """Seconds until its deadline; ``None``: it has none."""
+    @property
     def tokens(self) -> int:
         """How many have arrived, over all choices."""
     @property
@@ -391,12 +395,13 @@ class SessionEvent:
     @property
     def kind(self) -> str:
         """``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for
-        it has other tokens; ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
+        it has other tokens; ``recomputed``: it has the same, and asked for what only computing them tells
+        (``prompt_logprobs``); ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
         sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
         ``lost``: the turn failed; ``closed``."""
     @property
     def tokens(self) -> int:
-        """How many tokens it kept; of ``diverged`` how many of them the turn has too."""
+        """How many tokens it kept; of ``diverged`` and ``recomputed`` how many of them the turn has too."""
     @property
     def blocks(self) -> int: ...
 

@@ -206,3 +206,14 @@ def test_sessions_of_other_namespaces_share_nothing(tiny: octavo.LLM) -> None:
     with tiny.session(cache_salt="a") as a, tiny.session(cache_salt="b") as b:
         a.generate([9, 8, 7] * 12, GREEDY, max_tokens=4)
         assert b.generate([9, 8, 7] * 12, GREEDY, max_tokens=4).usage.cached_tokens == 0
+
+
+def test_a_turn_that_has_to_be_computed_again_has_not_diverged(tiny: octavo.LLM) -> None:
+    prompt = list(range(1, 40))
+    with tiny.session() as session:
+        said = session.generate(prompt, GREEDY, max_tokens=5, ignore_eos=True)
+        again = session.generate(prompt + said.token_ids + [9], GREEDY, max_tokens=2, prompt_logprobs=0)
+        assert (again.anatomy.kept, again.usage.cached_tokens) == ("recomputed", 0)
+        assert [(event.kind, event.tokens) for event in session.events][1] == ("recomputed", len(prompt) + 4)
+        assert again.prompt_logprobs is not None
+        assert len(again.prompt_logprobs) == len(prompt) + 6

@@ -8,7 +8,7 @@ use octavo::request::{Request, RequestId, SamplingParams, SessionId, Time};
 use octavo::schedule::{Command, SchedulerConfig};
 use octavo::stages::queue::waiting::AGEING_NS;
 
-use crate::world::{Coins, VOCAB, World, config, prompt, request};
+use crate::world::{Coins, Gate, VOCAB, World, config, prompt, request};
 
 fn of(user: &str, request: Request) -> Request {
     Request { user: user.into(), ..request }
@@ -81,6 +81,70 @@ fn users_who_always_wait_are_served_alike_whatever_they_send() {
         let total: f64 = names.iter().filter_map(|name| world.scheduler.served(name)).sum();
         assert!(total > 1000.0 * sizes.len() as f64, "seed {seed}: hardly anything was served");
     }
+}
+
+/// What users get of a queue that is too short for them. The first asks for a place at every step, the others when they were
+/// told to. How far apart they are, as a share of their mean.
+fn crowd(seed: u64, claims: bool) -> f64 {
+    let mut coins = Coins(seed);
+    let users = coins.within(2, 4);
+    let max_num_seqs = coins.within(1, 6);
+    let config = SchedulerConfig {
+        max_num_seqs,
+        max_num_batched_tokens: coins.within(32, 128),
+        max_queue: users * coins.within(2, 20),
+        blocks: 2000,
+        ..config()
+    };
+    let (mut world, mut gate) = (world(config.clone(), 3e6), Gate::default());
+    let sizes: Vec<_> = (0..users).map(|_| (coins.within(1, 60), coins.within(4, 40))).collect();
+    let names: Vec<String> = (0..users).map(|user| format!("user {user}")).collect();
+    let (mut next, mut back, mut begun) = (0, vec![Time(0); users], Vec::new());
+    for step in 0..7000 {
+        for (user, &(length, answer)) in sizes.iter().enumerate() {
+            while back[user] <= world.now {
+                let request = of(&names[user], request(next, &prompt(next, length), answer));
+                match gate.enter(&config, &request, world.now) {
+                    Ok(_) => {
+                        world.submit(Request { cache_salt: None, ..request });
+                        next += 1;
+                    }
+                    Err(full) => {
+                        let retry_after_ns = world.scheduler.load().place_ns() * full.ends as u64;
+                        if claims {
+                            gate.door.claim(&Gate::call(&request), world.now, retry_after_ns);
+                        }
+                        back[user] = Time(world.now.0 + if user == 0 { 1 } else { retry_after_ns });
+                    }
+                }
+            }
+        }
+        world.step();
+        gate.let_out(&world);
+        // Before anything has run the others are told to stay away for seconds.
+        if step == 2500 {
+            begun = names.iter().map(|name| world.scheduler.served(name).unwrap_or(0.0)).collect();
+        }
+    }
+    let served = names.iter().map(|name| world.scheduler.served(name).unwrap_or(0.0));
+    let served: Vec<_> = served.zip(begun).map(|(now, then)| now - then).collect();
+    let spread = served.iter().copied().fold(0.0, f64::max) - served.iter().copied().fold(f64::MAX, f64::min);
+    spread / (served.iter().sum::<f64>() / users as f64)
+}
+
+#[test]
+fn whoever_comes_back_when_told_gets_as_much_as_one_who_asks_all_the_time() {
+    let (mut spreads, mut unfair) = (Vec::new(), 0);
+    for seed in 0..40 {
+        let spread = crowd(seed, true);
+        println!("seed {seed}: {spread:.3}");
+        spreads.push(spread);
+        unfair += usize::from(crowd(seed, false) > 1.0);
+    }
+    spreads.sort_by(f64::total_cmp);
+    println!("median {:.3}, most {:.3}; without claims {unfair} of 40 are further apart than their mean", spreads[20], spreads[39]);
+    assert!(spreads[39] <= 0.2, "{spreads:?}");
+    assert!(unfair > 20, "only {unfair} were unfair without claims: the test shows nothing");
 }
 
 #[test]

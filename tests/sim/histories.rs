@@ -54,6 +54,7 @@ fn nothing_bad_happens_and_everything_ends() {
         "waited for a prefix",
         "resumed",
         "diverged",
+        "recomputed",
         "expired",
         "evicted",
         "over_limit",
@@ -249,7 +250,8 @@ fn compare(config: &SchedulerConfig, request: &Request, got: &Outcome, tally: &m
     count("prompt logprobs after preemption", record.preemptions > 0 && !got.prompt_logprobs.is_empty());
     count("logits", !got.logits.is_empty());
     count("scores", matches!(request.wanted, Wanted::Scores { .. }) && record.cached_tokens > 0);
-    for fate in [PinFate::Resumed, PinFate::Diverged, PinFate::Expired, PinFate::Evicted, PinFate::OverLimit] {
+    let fates = [PinFate::Resumed, PinFate::Diverged, PinFate::Recomputed, PinFate::Expired, PinFate::Evicted];
+    for fate in fates.into_iter().chain([PinFate::OverLimit]) {
         count(fate.name(), record.kept == Some(fate));
     }
     count("waited for a prefix", record.stages.queue.prefix > 0);

@@ -183,6 +183,29 @@ fn cancel_frees_the_blocks_at_once_or_with_the_step_under_way() {
 }
 
 #[test]
+fn one_that_is_given_up_when_its_deadline_has_passed_ended_by_that() {
+    let mut world = World::new(SchedulerConfig { max_num_seqs: 1, ..config() });
+    for (id, deadline, end) in [(0, 1, Finish::Deadline), (1, 1 << 40, Finish::Cancelled)] {
+        for in_flight in [false, true] {
+            let id = 2 * id + u64::from(in_flight);
+            let deadline = Time(world.now.0 + deadline);
+            let id = world.submit(Request { deadline: Some(deadline), ..request(id, &prompt(1, 5), 100) });
+            if in_flight {
+                world.launch().expect("it runs");
+            } else {
+                world.now.0 += 10;
+            }
+            world.cancel(id);
+            if in_flight {
+                world.commit();
+            }
+            assert_eq!((world.outcome(id).finish(), &world.outcome(id).tokens[..]), (&end, &[][..]));
+        }
+    }
+    world.finish(1);
+}
+
+#[test]
 fn an_expired_request_never_prefills_and_a_running_one_ends_at_the_next_step() {
     let mut world = World::new(SchedulerConfig { max_num_seqs: 1, ..config() });
     let running = world.submit(Request { deadline: Some(Time(12_000)), ..request(0, &prompt(1, 5), 100) });
@@ -228,8 +251,12 @@ fn a_full_queue_is_an_answer() {
     for id in 0..4 {
         world.submit(request(id, &prompt(id, 5), 5));
     }
-    let full = Finish::Rejected(Rejection::QueueFull { living: 3, most: 3 });
-    assert_eq!(world.outcome(RequestId(3)).finish(), &full);
+    let Finish::Rejected(Rejection::QueueFull { living: 3, most: 3, retry_after_ns }) =
+        *world.outcome(RequestId(3)).finish()
+    else {
+        panic!("there was no place")
+    };
+    assert!(retry_after_ns > 0);
     while world.outcome(RequestId(0)).end.is_none() {
         world.step();
     }

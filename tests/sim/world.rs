@@ -10,6 +10,7 @@ use octavo::observe::anatomy::RequestRecord;
 use octavo::observe::record::LogWriter;
 use octavo::request::{Finish, Request, RequestId, SamplingParams, Time, TokenLogprobs, Wanted};
 use octavo::schedule::{Command, Event, Scheduler, SchedulerConfig};
+use octavo::stages::queue::door::{Ahead, Call, Door, Full};
 
 pub const VOCAB: u32 = 50;
 
@@ -39,6 +40,7 @@ impl Coins {
 /// What a request got.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
+    pub begun: bool,
     pub tokens: Vec<u32>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
     pub logits: Vec<f32>,
@@ -192,17 +194,20 @@ impl World {
     /// Writes down what came out, and looks whether all is well.
     fn settle(&mut self) {
         while let Some(event) = self.scheduler.next_event() {
-            let (Event::Token { id, .. }
+            let (Event::Begun { id }
+            | Event::Token { id, .. }
             | Event::PromptLogprobs { id, .. }
             | Event::Logits { id, .. }
             | Event::Finished { id, .. }) = event;
             let outcome = self.outcomes.get_mut(&id).expect("an event of a known request");
             assert!(outcome.end.is_none(), "{id}: an event after its last: {event:?}");
             match event {
+                Event::Begun { .. } => assert!(!std::mem::replace(&mut outcome.begun, true), "{id} begins once"),
                 Event::Token { drawn, .. } => outcome.tokens.push(drawn.token_id),
                 Event::PromptLogprobs { logprobs, .. } => outcome.prompt_logprobs.extend(logprobs),
                 Event::Logits { logits, .. } => outcome.logits.extend(logits),
                 Event::Finished { finish, record, .. } => {
+                    assert!(outcome.begun || record.steps == 0, "{id}: ran and never began");
                     check_record(outcome, &record);
                     outcome.end = Some((finish, *record));
                 }
@@ -231,6 +236,33 @@ impl World {
         // A nanosecond that does not divide evenly is paid by the last of those who hold a block.
         let unpaid = (stats.blocks_pinned * stats.sessions) as u128;
         assert!((rents..=rents + unpaid).contains(&owned), "the rents sum to the time that blocks were owned");
+    }
+}
+
+/// A door as engines have one: whoever came in is let out at their end.
+#[derive(Default)]
+pub struct Gate {
+    pub door: Door,
+    inside: Vec<(RequestId, Call)>,
+}
+
+impl Gate {
+    pub fn enter(&mut self, config: &SchedulerConfig, request: &Request, now: Time) -> Result<Ahead, Full> {
+        let call = Self::call(request);
+        let ahead = self.door.enter(config, &call, now)?;
+        self.inside.push((request.id, call));
+        Ok(ahead)
+    }
+
+    pub fn call(request: &Request) -> Call {
+        Call { user: request.user.clone(), priority: request.priority, count: 1 }
+    }
+
+    pub fn let_out(&mut self, world: &World) {
+        for (_, call) in self.inside.extract_if(.., |(id, _)| world.outcome(*id).end.is_some()) {
+            self.door.leave(&call.user, call.priority);
+        }
+        assert_eq!(self.door.living(), self.inside.len());
     }
 }
 

@@ -114,8 +114,8 @@ impl Anatomy {
     }
 
     #[getter]
-    fn predicted_ttft_s(&self) -> Option<f64> {
-        self.0.predicted_ttft_ns.map(seconds)
+    fn predicted_ttft_s(&self) -> f64 {
+        seconds(self.0.predicted_ttft_ns)
     }
 
     #[getter]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use octavo::engine::{Engine, SubmitError};
+use octavo::engine::{ChoiceResult, Engine, SubmitError, Ticket};
 use octavo::error::LoadError;
 use octavo::request::{Finish, Rejection};
 use octavo_kernels::BackendError;
@@ -29,15 +29,17 @@ pub fn refused(error: SubmitError) -> PyErr {
     match error {
         SubmitError::Invalid(what) => InvalidRequestError::new_err(what),
         SubmitError::QueueFull { retry_after, .. } => later(QueueFullError::new_err(text), retry_after),
-        SubmitError::TooLate { retry_after, .. } => later(DeadlineExceededError::new_err(text), Some(retry_after)),
+        // When what is before it now would be gone as far.
+        SubmitError::TooLate { deadline, expected, .. } => {
+            later(DeadlineExceededError::new_err(text), expected.saturating_sub(deadline))
+        }
         SubmitError::Closed(reason) => EngineClosedError::new_err(reason),
     }
 }
 
 /// An error that says when to try again.
-fn later(error: PyErr, retry_after: Option<Duration>) -> PyErr {
-    let seconds = retry_after.map(|span| span.as_secs_f64());
-    match Python::attach(|py| error.value(py).setattr("retry_after", seconds)) {
+fn later(error: PyErr, retry_after: Duration) -> PyErr {
+    match Python::attach(|py| error.value(py).setattr("retry_after", retry_after.as_secs_f64())) {
         Ok(()) => error,
         Err(other) => other,
     }
@@ -57,13 +59,14 @@ pub fn not_loaded(error: LoadError) -> PyErr {
     }
 }
 
-/// The error that the end of a request in `engine` stands for, if it is one.
-pub fn failed(finish: &Finish, engine: &Engine) -> Option<PyErr> {
-    Some(match finish {
+/// The error that the end of a choice of `ticket` in `engine` stands for, if it is one.
+pub fn failed(result: &ChoiceResult, ticket: &Ticket, engine: &Engine) -> Option<PyErr> {
+    Some(match &result.finish {
         Finish::Stop(_) | Finish::Length | Finish::Cancelled => return None,
-        Finish::Deadline => DeadlineExceededError::new_err("deadline_s passed before the answer was complete"),
-        Finish::Rejected(Rejection::QueueFull { living, most }) => {
-            refused(SubmitError::QueueFull { live: *living, most: *most, retry_after: None })
+        Finish::Deadline => DeadlineExceededError::new_err(ticket.progress(result)),
+        &Finish::Rejected(Rejection::QueueFull { living, most, retry_after_ns }) => {
+            let retry_after = Duration::from_nanos(retry_after_ns);
+            refused(SubmitError::QueueFull { live: living, kept: 0, most, retry_after })
         }
         Finish::Rejected(Rejection::Impossible(why)) => InvalidRequestError::new_err(why.clone()),
         Finish::Error(reason) if engine.device_failed() => DeviceError::new_err(reason.clone()),

@@ -69,8 +69,8 @@ impl Ticket {
 
     /// The error that the choices' ends stand for, if any.
     fn failure(&self, results: &[ChoiceResult]) -> PyResult<Option<PyErr>> {
-        let engine = self.engine.get()?;
-        Ok(results.iter().find_map(|result| failed(&result.finish, engine)))
+        let (ticket, engine) = (self.ticket.get()?, self.engine.get()?);
+        Ok(results.iter().find_map(|result| failed(result, ticket, engine)))
     }
 }
 
@@ -144,6 +144,11 @@ impl Ticket {
     #[getter]
     fn ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    #[getter]
+    fn expires_in_s(&self) -> PyResult<Option<f64>> {
+        Ok(self.ticket.get()?.expires_in().map(|left| left.as_secs_f64()))
     }
 
     #[getter]

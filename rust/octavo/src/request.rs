@@ -310,7 +310,7 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
     /// The conversation whose turn it is.
     pub session: Option<SessionId>,
-    /// Whose request it is. Kept for fair sharing, which is not there yet.
+    /// Whose request it is.
     pub user: Arc<str>,
     /// When it came through the door; it has been queueing since.
     pub arrived: Time,
@@ -355,6 +355,8 @@ pub enum Rejection {
         living: usize,
         /// As many as may: `max_num_seqs + max_queue`.
         most: usize,
+        /// When there will be a place.
+        retry_after_ns: u64,
     },
     /// It can never run here; the text says the numbers and the setting that would fit it.
     Impossible(String),

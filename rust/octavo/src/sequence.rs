@@ -13,7 +13,7 @@ use std::sync::Arc;
 use octavo_kernels::prefetch::{prefetch, prefetch_end};
 
 use crate::execute::Draw;
-use crate::kv::{BlockId, BlockTable, KvCache, Pin, PrefixChain, PrefixKey, Sessions};
+use crate::kv::{BlockId, BlockTable, KvCache, Pin, PinFate, PrefixChain, PrefixKey, Sessions};
 use crate::observe::anatomy::{Preemption, RequestRecord};
 use crate::observe::meter::{Activity, Meter, QueueClock};
 use crate::request::{Finish, Request, SessionId, Time, Wanted};
@@ -210,13 +210,24 @@ impl Sequence {
         if self.wants_rows() { last.min(self.rows_given) } else { last }
     }
 
-    /// How many of what a session keeps its tokens begin with, and whether it can go on from there.
-    pub fn goes_on_from(&self, pin: &Pin) -> (usize, bool) {
+    /// What becomes of what a session keeps if this is its next turn: it goes on from there, or has other tokens, or asks for
+    /// what has to be computed again. And how many of the kept tokens it begins with.
+    pub fn goes_on_from(&self, pin: &Pin) -> (PinFate, usize) {
         let common = match pin.cache_salt == self.request.cache_salt {
-            true => pin.common((0..self.resumable()).map(|position| self.token(position))),
+            true => pin.common((0..self.known() - 1).map(|position| self.token(position))),
             false => 0,
         };
-        (common, common == pin.tokens.len())
+        let fate = match common == pin.tokens.len() {
+            true if common <= self.resumable() => PinFate::Resumed,
+            true => PinFate::Recomputed,
+            false => PinFate::Diverged,
+        };
+        (fate, common)
+    }
+
+    /// The most tokens that its answer may have.
+    pub fn longest_answer(&self) -> usize {
+        if self.request.wanted == Wanted::Tokens { self.most_new_tokens } else { 0 }
     }
 
     /// Takes over what its session kept.

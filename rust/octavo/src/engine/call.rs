@@ -67,30 +67,48 @@ pub enum SubmitError {
     /// The prompt or a parameter is impossible.
     #[error("{0}")]
     Invalid(String),
-    /// As many requests are running and waiting as may.
-    #[error("the queue is full: {live} requests are running or waiting, at most {most} may (max_num_seqs + max_queue)")]
+    /// As many requests are running and waiting as may, or the places that are left are kept for others.
+    #[error(
+        "the queue is full: {live} requests are running or waiting, at most {most} may (max_num_seqs + max_queue){}",
+        if *kept > 0 { format!("; {kept} places are kept for calls that were refused and have a better claim") }
+        else { String::new() }
+    )]
     QueueFull {
         /// Running and waiting.
         live: usize,
+        /// Places that are kept for others.
+        kept: usize,
         /// `max_num_seqs + max_queue`.
         most: usize,
-        /// When there will be room, as far as is known.
-        retry_after: Option<Duration>,
+        /// When there will be room.
+        retry_after: Duration,
     },
     /// Not even its first token would be there in time.
     #[error(
-        "deadline_s cannot be met: it is {:.3} s, and the requests before this one take at least {:.3} s",
-        deadline.as_secs_f64(), wait.as_secs_f64()
+        "deadline_s cannot be met: it is {:.3} s, the requests before this one take {:.3} s at half of their time of late, and \
+         its first token is expected after {:.3} s",
+        deadline.as_secs_f64(), wait.as_secs_f64(), expected.as_secs_f64()
     )]
     TooLate {
         /// What was asked.
         deadline: Duration,
         /// How long it would wait at least.
         wait: Duration,
-        /// When it would be worth asking again.
-        retry_after: Duration,
+        /// When its first token is expected.
+        expected: Duration,
     },
     /// The engine has been closed, or has died of the reason given.
     #[error("{0}")]
     Closed(String),
+}
+
+/// The longest name of a user or a namespace, in bytes.
+pub const MOST_NAME_BYTES: usize = 256;
+
+/// Names are kept as long as anything of theirs is.
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), SubmitError> {
+    match name.len() {
+        0..=MOST_NAME_BYTES => Ok(()),
+        bytes => Err(SubmitError::Invalid(format!("{what} has {bytes} bytes, a name has at most {MOST_NAME_BYTES}"))),
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::call::{Options, Prompt, SubmitError};
+use super::call::{Options, Prompt, SubmitError, check_name};
 use super::config::EngineConfig;
 use super::mailbox::Mailbox;
 use super::outlet::Outlet;
@@ -20,6 +20,7 @@ use crate::kv::CacheExplanation;
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
 use crate::schedule::{Forecast, SchedulerConfig};
+use crate::stages::queue::door::{Ahead, Call};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
 use crate::stages::tokenize::{ChatError, ChatTemplate, Encoding, RenderInput, Rendered, Special, Tokenizer};
@@ -145,6 +146,8 @@ impl Engine {
         let begun = self.shared.now();
         self.shared.open()?;
         params.validate(self.facts.vocab).map_err(SubmitError::Invalid)?;
+        check_name("user", &options.user)?;
+        check_name("cache_salt", &options.cache_salt)?;
         if options.choices == 0 || options.choices > self.limits.max_num_seqs {
             return Err(SubmitError::Invalid(format!(
                 "n must be from 1 to max_num_seqs ({}), not {}",
@@ -178,14 +181,15 @@ impl Engine {
         }
         limits::fits(&self.limits, ids.len(), options.wanted).map_err(SubmitError::Invalid)?;
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
-        let live = self.enter(ids.len(), &options)?;
-        let forecast = self.shared.forecast(ids.len(), &options, live);
+        let call = Call { user: options.user.as_str().into(), priority: options.priority, count: options.choices };
+        let ahead = self.enter(&call)?;
+        let forecast = self.shared.forecast(ids.len(), &ahead);
         if let Some(error) = self.too_late(&forecast, &options, begun) {
-            self.shared.live.fetch_sub(options.choices, Ordering::AcqRel);
+            (0..call.count).for_each(|_| self.shared.door().leave(&call.user, call.priority));
             return Err(error);
         }
-        let mut ticket = self.send(ids, params, guides, options, turn, begun);
-        ticket.predicted_ttft_ns = forecast.ttft_ns.map(|ns| ns.saturating_add(ticket.tokenize_ns));
+        let mut ticket = self.send(ids, params, guides, options, call.user, turn, begun);
+        ticket.predicted_ttft_ns = forecast.ttft_ns.saturating_add(ticket.tokenize_ns);
         Ok(ticket)
     }
 
@@ -202,26 +206,26 @@ impl Engine {
         }
     }
 
-    /// Takes a place for each choice, or none. Says how many were taken before.
-    fn enter(&self, tokens: usize, options: &Options) -> Result<usize, SubmitError> {
-        let (count, most) = (options.choices, limits::most_living(&self.limits));
-        let entered = self.shared.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, |live| {
-            Some(live + count).filter(|&after| after <= most)
-        });
-        entered.map_err(|live| {
-            let place = self.shared.forecast(tokens, options, live).place_ns;
-            let beyond = (live + count - most) as u64;
-            let retry_after = place.map(|ns| Duration::from_nanos(ns.saturating_mul(beyond)));
-            SubmitError::QueueFull { live, most, retry_after }
+    /// Takes a place for each choice, or none. Says who was there before.
+    fn enter(&self, call: &Call) -> Result<Ahead, SubmitError> {
+        let now = self.shared.now();
+        let entered = self.shared.door().enter(&self.limits, call, now);
+        entered.map_err(|full| {
+            let retry_after_ns = self.shared.place_ns().saturating_mul(full.ends as u64);
+            self.shared.door().claim(call, now, retry_after_ns);
+            let (live, kept, most) = (full.living, full.kept, limits::most_living(&self.limits));
+            SubmitError::QueueFull { live, kept, most, retry_after: Duration::from_nanos(retry_after_ns) }
         })
     }
 
-    /// Why a call is not worth taking, if so: only those who are certainly served before it take longer than it has.
+    /// Why a call is not worth taking, if so: the turns before its own take longer than it has.
     fn too_late(&self, forecast: &Forecast, options: &Options, begun: Time) -> Option<SubmitError> {
         let deadline = options.deadline?;
-        let wait = Duration::from_nanos(forecast.least_ns.saturating_add(self.shared.now().since(begun)));
+        let spent = self.shared.now().since(begun);
+        let wait = Duration::from_nanos(forecast.least_ns.saturating_add(spent));
+        let expected = Duration::from_nanos(forecast.ttft_ns.saturating_add(spent)).max(wait);
         let late = forecast.least_ns > 0 && wait > deadline;
-        late.then(|| SubmitError::TooLate { deadline, wait, retry_after: wait - deadline })
+        late.then(|| SubmitError::TooLate { deadline, wait, expected })
     }
 
     fn send(
@@ -230,6 +234,7 @@ impl Engine {
         params: SamplingParams,
         guides: Vec<Arc<Guide>>,
         options: Options,
+        user: Arc<str>,
         mut turn: Option<Turn>,
         begun: Time,
     ) -> Ticket {
@@ -238,8 +243,11 @@ impl Engine {
         let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
         let params = Arc::new(params);
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
-        let user: Arc<str> = options.user.into();
         let arrived = self.shared.now();
+        let deadline = options.deadline.map(|span| {
+            let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+            (span, Time(begun.0.saturating_add(nanoseconds)))
+        });
         let seeds: Vec<u64> = (0..options.choices).map(|index| self.seed(&params, first, index)).collect();
         for (index, &seed) in seeds.iter().enumerate() {
             let id = RequestId(first + index as u64);
@@ -252,10 +260,7 @@ impl Engine {
                 end_token_ids: end_token_ids.clone(),
                 guide: guides.get(index).cloned(),
                 priority: options.priority,
-                deadline: options.deadline.map(|span| {
-                    let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-                    Time(begun.0.saturating_add(nanoseconds))
-                }),
+                deadline: deadline.map(|(_, at)| at),
                 cache_salt: cache_salt.clone(),
                 session: options.session.as_ref().map(|session| session.id()),
                 user: user.clone(),
@@ -267,6 +272,7 @@ impl Engine {
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
+        let most_tokens = params.max_tokens.min(limits::longest(&self.limits).saturating_sub(prompt.len()));
         Ticket {
             mailbox,
             inbox: self.inbox.clone(),
@@ -275,7 +281,13 @@ impl Engine {
             params,
             seeds,
             tokenize_ns: arrived.since(begun),
-            predicted_ttft_ns: None,
+            predicted_ttft_ns: 0,
+            wanted: options.wanted,
+            user,
+            priority: options.priority,
+            most_tokens,
+            arrived,
+            deadline,
             transcript: options.session.map(|session| session.transcript.clone()),
             shared: self.shared.clone(),
         }
@@ -328,6 +340,7 @@ impl Engine {
         cache_salt: &str,
         session: Option<&Session>,
     ) -> Result<Reply<CacheExplanation>, SubmitError> {
+        check_name("cache_salt", cache_salt)?;
         let salt = session.map_or(cache_salt, Session::cache_salt);
         let salt = self.config.enable_prefix_caching.then(|| salt.into());
         self.ask(|answer| Message::Explain(prompt, salt, session.map(Session::id), answer))

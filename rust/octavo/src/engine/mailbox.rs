@@ -38,6 +38,8 @@ struct Choice {
     logprobs: Vec<TokenLogprobs>,
     prompt_logprobs: Vec<TokenLogprobs>,
     logits: Vec<f32>,
+    /// It has left the queue: from then on only the engine thread ends it.
+    begun: bool,
     end: Option<(Finish, Box<RequestRecord>)>,
     text_read: usize,
     tokens_read: usize,
@@ -151,11 +153,48 @@ impl Mailbox {
         if all.is_empty() { *all = logits } else { all.extend(logits) }
     }
 
-    /// Ends a choice. Only the first end counts; there is no second.
-    pub(super) fn finish(&self, index: usize, tail: &str, finish: Finish, record: RequestRecord) {
+    /// A choice leaves the queue. Says no if it has ended there.
+    #[must_use]
+    pub(super) fn begin(&self, index: usize) -> bool {
+        // One that has ended may have been read and taken away.
         let mut state = self.lock();
-        let choice = &mut state.choices[index];
-        if choice.end.is_none() {
+        let waiting = state.choices.get_mut(index).filter(|choice| choice.end.is_none());
+        waiting.map(|choice| choice.begun = true).is_some()
+    }
+
+    /// Ends all choices that wait in the queue, without asking the engine thread, which may be busy with a long step. It
+    /// hears of them as they would begin, at the latest. Says how many there were to `before_told`.
+    pub(super) fn end_waiting(&self, finish: &Finish, record: &RequestRecord, before_told: impl FnOnce(usize)) {
+        let mut state = self.lock();
+        let State { choices, unfinished } = &mut *state;
+        let before = *unfinished;
+        for choice in choices.iter_mut().filter(|choice| !choice.begun && choice.end.is_none()) {
+            choice.end = Some((finish.clone(), Box::new(record.clone())));
+            *unfinished -= 1;
+        }
+        let ended = before - *unfinished;
+        if ended > 0 {
+            before_told(ended);
+            drop(state);
+            self.arrived.notify_all();
+            if let Some(waker) = &self.waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Ends a choice. Only the first end counts; there is no second, and nothing to do before it is told.
+    pub(super) fn finish(
+        &self,
+        index: usize,
+        tail: &str,
+        finish: Finish,
+        record: RequestRecord,
+        before_told: impl FnOnce(),
+    ) {
+        let mut state = self.lock();
+        if let Some(choice) = state.choices.get_mut(index).filter(|choice| choice.end.is_none()) {
+            before_told();
             choice.text.push_str(tail);
             choice.end = Some((finish, Box::new(record)));
             state.unfinished -= 1;
@@ -254,5 +293,30 @@ impl Choice {
             finish,
             record: *record,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_ends_once_whoever_ends_it() {
+        let record = RequestRecord::default();
+        let mailbox = Mailbox::new(2, true, None);
+        assert!(mailbox.begin(0));
+        let mut told = Vec::new();
+        mailbox.end_waiting(&Finish::Deadline, &record, |ended| told.push(ended));
+        mailbox.end_waiting(&Finish::Cancelled, &record, |ended| told.push(ended));
+        assert!(!mailbox.begin(1));
+        mailbox.finish(0, "", Finish::Length, record.clone(), || told.push(10));
+        mailbox.finish(0, "", Finish::Cancelled, record.clone(), || told.push(20));
+        assert_eq!(told, [1, 10], "the second one waited, the first one ran");
+        let ends: Vec<_> = mailbox.take_results().into_iter().flatten().map(|choice| choice.finish).collect();
+        assert_eq!(ends, [Finish::Length, Finish::Deadline]);
+        // The engine thread may still have something to say about what has been taken.
+        assert!(!mailbox.begin(1));
+        mailbox.finish(1, "late", Finish::Length, record, || panic!("it has ended"));
+        assert!(mailbox.take_results().is_none() && mailbox.finished_within(Duration::ZERO));
     }
 }

@@ -140,10 +140,11 @@ impl Loader {
         match self.load(path) {
             Ok((loaded, scheduler, executor)) => {
                 let Self { shared, news, .. } = self;
+                // Whoever may call can be told what to expect.
+                shared.publish(scheduler.load());
                 // Fails only if the opening thread is gone; then its end of the inbox is too, and the loop ends at once.
                 let _ = news.send(News::Loaded(Box::new(loaded)));
                 drop(news);
-                shared.publish(scheduler.load());
                 Runner {
                     scheduler,
                     executor,

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use octavo_kernels::prefetch::prefetch;
 
@@ -43,6 +42,9 @@ pub(super) struct Outlet {
     params: Arc<SamplingParams>,
     end_token_ids: Arc<[u32]>,
     arrived: Time,
+    /// Whose it is, and its priority: so its place was counted.
+    user: Arc<str>,
+    priority: i32,
     tokens: usize,
     /// The stop string that has ended the text; later tokens of the same step are not shown.
     stopped: Option<String>,
@@ -62,15 +64,15 @@ impl Outlet {
         turn: Option<Turn>,
         shared: Arc<Shared>,
     ) -> Self {
-        let Request { params, end_token_ids, arrived, .. } = request;
-        let (params, end_token_ids, arrived) = (params.clone(), end_token_ids.clone(), *arrived);
         Self {
             text,
             mailbox,
             index,
-            params,
-            end_token_ids,
-            arrived,
+            params: request.params.clone(),
+            end_token_ids: request.end_token_ids.clone(),
+            arrived: request.arrived,
+            user: request.user.clone(),
+            priority: request.priority,
             tokens: 0,
             stopped: None,
             ended: false,
@@ -101,6 +103,12 @@ impl Outlet {
     /// How far it is from an outlet to what a token changes.
     pub const DEPTHS: std::ops::Range<usize> = 0..4;
 
+    /// It has left the queue. Says no if whoever waits for it has ended it meanwhile.
+    #[must_use]
+    pub fn begin(&self) -> bool {
+        self.mailbox.begin(self.index)
+    }
+
     /// Passes a token on. Returns the stop string that it completed, if any: the scheduler is to end the request.
     pub fn push(&mut self, drawn: Drawn) -> Option<String> {
         if self.stopped.is_some() {
@@ -126,7 +134,7 @@ impl Outlet {
         self.end_token_ids.contains(&token_id) || self.params.stop_token_ids.contains(&token_id)
     }
 
-    /// Ends the choice and gives its place back.
+    /// Ends the choice and gives its place back, unless whoever waits for it has done so.
     pub fn finish(&mut self, finish: Finish, record: RequestRecord) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -142,8 +150,8 @@ impl Outlet {
         if let Some(turn) = self.turn.take() {
             turn.finish(&finish);
         }
-        self.shared.live.fetch_sub(1, Ordering::AcqRel);
-        self.mailbox.finish(self.index, &tail.text, finish, record);
+        let leave = || self.shared.door().leave(&self.user, self.priority);
+        self.mailbox.finish(self.index, &tail.text, finish, record, leave);
     }
 
     /// Notes whom to wake for a new token.
@@ -179,14 +187,7 @@ impl Drop for Outlet {
             return;
         }
         let now = self.shared.now();
-        // Nobody counted where the time went; it is told as waiting, so that the parts are still the whole.
-        let mut record = RequestRecord {
-            submitted: self.arrived,
-            finished: now,
-            completion_tokens: self.tokens,
-            ..RequestRecord::default()
-        };
-        record.stages.queue.budget = now.since(self.arrived);
+        let record = RequestRecord { completion_tokens: self.tokens, ..RequestRecord::waited(self.arrived, now) };
         self.finish(Finish::Error(self.shared.reason()), record);
         if let Some(waker) = self.mailbox.waker() {
             waker.wake();

@@ -209,6 +209,12 @@ impl Runner {
         self.prefetch_outlets();
         while let Some(event) = self.scheduler.next_event() {
             match event {
+                Event::Begun { id } => {
+                    if self.outlets.get(&id).is_some_and(|outlet| !outlet.begin()) {
+                        let now = self.shared.now();
+                        self.command(Command::Cancel(id), now);
+                    }
+                }
                 Event::Token { id, drawn } => {
                     let Some(outlet) = self.outlets.get_mut(&id) else { continue };
                     let stop = outlet.push(drawn);

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::call::SubmitError;
+use super::call::{SubmitError, check_name};
 use super::handle::Engine;
 use super::shared::{Message, Reply, Shared};
 use crate::kv::SessionReport;
@@ -32,6 +32,7 @@ impl Engine {
     /// Begins a conversation whose blocks are kept for `ttl` after every turn, in a namespace.
     pub fn open_session(&self, ttl: Duration, cache_salt: String) -> Result<Session, SubmitError> {
         self.shared.open()?;
+        check_name("cache_salt", &cache_salt)?;
         let open = self.shared.sessions.fetch_add(1, Ordering::AcqRel);
         // Gives its place back as it is dropped.
         let session = Session {

@@ -2,16 +2,17 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::call::{Options, SubmitError};
+use super::call::SubmitError;
 use super::outlet::Outlet;
 use crate::kv::{CacheExplanation, SessionReport};
 use crate::observe::readers::Teller;
 use crate::observe::record::{Header, Recorder, Recording};
 use crate::request::{Request, SessionId, Time};
 use crate::schedule::{Command, Forecast, Load, SchedulerStats};
+use crate::stages::queue::door::{Ahead, Door};
 
 /// What goes to the engine thread.
 pub(super) enum Message {
@@ -55,8 +56,8 @@ pub struct StepTime {
 
 /// What the door and the engine thread share.
 pub(super) struct Shared {
-    /// Requests between the door and their end.
-    pub live: AtomicUsize,
+    /// Who has a request between the door and its end; held to count, and for nothing else.
+    door: Mutex<Door>,
     /// Sessions that are open.
     pub sessions: AtomicUsize,
     /// Tokens of requests that the scheduler has not seen yet.
@@ -77,7 +78,7 @@ impl Shared {
     /// Of an engine that begins now.
     pub fn new() -> Self {
         Self {
-            live: AtomicUsize::new(0),
+            door: Mutex::default(),
             sessions: AtomicUsize::new(0),
             unseen_tokens: AtomicUsize::new(0),
             load: Mutex::default(),
@@ -109,12 +110,23 @@ impl Shared {
         *self.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
 
-    /// What a request can expect that comes when `live` requests are there.
-    pub fn forecast(&self, tokens: usize, options: &Options, live: usize) -> Forecast {
-        let load = self.load.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let unseen = live.saturating_sub(load.running + load.waiting);
-        let unseen_tokens = self.unseen_tokens.load(Ordering::Acquire);
-        load.forecast(tokens, &options.user, options.priority, (unseen, unseen_tokens))
+    /// Where calls are counted.
+    pub fn door(&self) -> MutexGuard<'_, Door> {
+        self.door.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load(&self) -> Load {
+        self.load.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a request of `tokens` tokens can expect, with these before it.
+    pub fn forecast(&self, tokens: usize, ahead: &Ahead) -> Forecast {
+        self.load().forecast(tokens, ahead, self.unseen_tokens.load(Ordering::Acquire))
+    }
+
+    /// How long it takes until a place becomes free, when all are taken.
+    pub fn place_ns(&self) -> u64 {
+        self.load().place_ns()
     }
 
     /// Whether it takes calls.

@@ -22,9 +22,11 @@ pub enum PinFate {
     Kept,
     /// The next turn went on from them.
     Resumed,
-    /// The next turn did not go on from what was kept: at this many tokens from the start it had others, or asked for
-    /// something that kept tokens do not tell. Whole blocks can still be found.
+    /// The next turn did not go on from what was kept: at this many tokens from the start it had others. Whole blocks can
+    /// still be found.
     Diverged,
+    /// The next turn went on from the same tokens, and asked for something of them that only computing them again tells.
+    Recomputed,
     /// Its time to live was over.
     Expired,
     /// Somebody needed the blocks.
@@ -46,6 +48,7 @@ impl PinFate {
             Self::Kept => "kept",
             Self::Resumed => "resumed",
             Self::Diverged => "diverged",
+            Self::Recomputed => "recomputed",
             Self::Expired => "expired",
             Self::Evicted => "evicted",
             Self::OverLimit => "over_limit",
@@ -214,9 +217,9 @@ impl Sessions {
         self.take(id, PinFate::Resumed, None, kv, now)
     }
 
-    /// The turn has other tokens after the first `common`.
-    pub fn diverge(&mut self, id: SessionId, common: usize, kv: &mut KvCache, now: Time) {
-        if let Some(mut pin) = self.take(id, PinFate::Diverged, Some(common), kv, now) {
+    /// The turn does not go on from the pin, whose first `common` tokens it has too.
+    pub fn part(&mut self, id: SessionId, fate: PinFate, common: usize, kv: &mut KvCache, now: Time) {
+        if let Some(mut pin) = self.take(id, fate, Some(common), kv, now) {
             kv.release(&mut pin.table, now);
         }
     }

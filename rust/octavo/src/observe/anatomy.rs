@@ -149,6 +149,13 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
+    /// Of a request of which nobody counted where the time went: it is told as waiting, so that the parts are still the whole.
+    pub fn waited(submitted: Time, finished: Time) -> Self {
+        let mut record = Self { submitted, finished, ..Self::default() };
+        record.stages.queue.budget = finished.since(submitted);
+        record
+    }
+
     /// Nanoseconds from arrival to end: the sum of the stages.
     pub fn total_ns(&self) -> u64 {
         self.finished.since(self.submitted)
@@ -187,8 +194,8 @@ pub struct Anatomy {
     pub stream_ns: u64,
     /// Bytes of one block of the KV cache.
     pub block_bytes: usize,
-    /// What [`Anatomy::ttft_ns`] was expected to be when the request was taken, if anything was known then.
-    pub predicted_ttft_ns: Option<u64>,
+    /// What [`Anatomy::ttft_ns`] was expected to be when the request was taken.
+    pub predicted_ttft_ns: u64,
 }
 
 impl Anatomy {
@@ -245,10 +252,7 @@ impl fmt::Display for Anatomy {
             start += ns;
         }
         if let Some(ttft) = self.ttft_ns() {
-            write!(f, "first token after {}", Nanoseconds(ttft))?;
-            if let Some(predicted) = self.predicted_ttft_ns {
-                write!(f, " ({} expected)", Nanoseconds(predicted))?;
-            }
+            write!(f, "first token after {} ({} expected)", Nanoseconds(ttft), Nanoseconds(self.predicted_ttft_ns))?;
             match record.tpot_ns() {
                 Some(tpot) => writeln!(f, ", then one every {}", Nanoseconds(tpot as u64))?,
                 None => writeln!(f)?,
@@ -374,7 +378,7 @@ mod tests {
             token_ns: vec![312_000_000, 900_000_000, 1_912_000_000],
             ..Default::default()
         };
-        Anatomy { record, tokenize_ns: 400_000, stream_ns: 0, block_bytes: 1 << 20, predicted_ttft_ns: None }
+        Anatomy { record, tokenize_ns: 400_000, stream_ns: 0, block_bytes: 1 << 20, predicted_ttft_ns: 250_000_000 }
     }
 
     #[test]
@@ -403,7 +407,7 @@ mod tests {
             "for blocks",
             "1000 tok/s, 2 parts, waited 20.0 ms",
             "preempted 1×: 99.0 ms",
-            "first token after 312 ms, then one every 800 ms",
+            "first token after 312 ms (250 ms expected), then one every 800 ms",
             "2.5 other sequences",
             "52.0 block·s, 52.0 MiB·s",
         ];

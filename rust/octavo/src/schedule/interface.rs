@@ -83,6 +83,11 @@ pub enum Command {
 /// What the scheduler has to say.
 #[derive(Debug)]
 pub enum Event {
+    /// The request has left the queue for the first time, and is in the step that is planned.
+    Begun {
+        /// Which.
+        id: RequestId,
+    },
     /// A token was generated.
     Token {
         /// For whom.

@@ -111,7 +111,7 @@ impl Scheduler {
         self.sessions.expire(&mut self.kv, now);
         match command {
             Command::Submit(request) => self.submit(request, now),
-            Command::Cancel(id) => self.end(id, Finish::Cancelled, now),
+            Command::Cancel(id) => self.cancel(id, now),
             Command::StopString { id, text } => self.end(id, Finish::Stop(StopReason::StopString(text)), now),
             Command::OpenSession { id, ttl_ns } => self.sessions.open(id, ttl_ns),
             Command::CloseSession(id) => self.sessions.close(id, &mut self.kv, now),
@@ -147,6 +147,7 @@ impl Scheduler {
             tokens_cached: 0,
             copies: Vec::new(),
             notes: &mut self.notes,
+            events: &mut self.events,
         };
         decode::advance(&mut step);
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
@@ -195,7 +196,7 @@ impl Scheduler {
         let now = self.at(now);
         self.step_ns = now.since(flight.since);
         self.pace.observe(flight.decoding, &flight.prompt_rows, self.step_ns);
-        let full = self.running.len() >= self.config.max_num_seqs;
+        let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
         batch.clear();
@@ -225,8 +226,9 @@ impl Scheduler {
             sequence.meter.enter(sequence.activity(false), now);
         }
         self.end_ending(now);
-        if full {
-            self.habits.full_step(self.step_ns, (self.totals.finished - flight.finished) as usize);
+        if crowded {
+            let ends = (self.totals.finished - flight.finished) as usize;
+            self.habits.crowded_step(self.step_ns, ends, self.config.max_num_seqs);
         }
     }
 
@@ -238,7 +240,8 @@ impl Scheduler {
         let refused = if self.closed {
             Some(Finish::Error(CLOSED.into()))
         } else {
-            limits::refusal(&self.config, &request, self.living()).map(Finish::Rejected)
+            let retry_after_ns = || self.load().place_ns();
+            limits::refusal(&self.config, &request, self.living(), retry_after_ns).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
         let table = self.kv.table();
@@ -271,6 +274,14 @@ impl Scheduler {
             let sequence = self.running.remove(index);
             self.finish(sequence, finish, now);
         }
+    }
+
+    /// Ends one that was given up. If its deadline has passed, that was first.
+    fn cancel(&mut self, id: RequestId, now: Time) {
+        let running = self.running.position(id).map(|index| &*self.running[index]);
+        let sequence = running.or_else(|| self.queue.get(id));
+        let is_late = sequence.and_then(|sequence| sequence.request.deadline).is_some_and(|deadline| deadline <= now);
+        self.end(id, if is_late { Finish::Deadline } else { Finish::Cancelled }, now);
     }
 
     /// Ends whatever nobody waits for any more. In the queue, it never ran.
@@ -307,6 +318,9 @@ impl Scheduler {
             self.deadlines.remove(&(deadline, id));
         }
         self.queue.users.leave(sequence.user);
+        if matches!(finish, Finish::Stop(_) | Finish::Length) && sequence.request.wanted == Wanted::Tokens {
+            self.habits.answered(sequence.generated.len(), sequence.most_new_tokens);
+        }
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.totals.finished += 1;
         self.notes.push(|| EngineEvent::Finished {
@@ -440,7 +454,7 @@ impl Scheduler {
             waiting: self.queue.len(),
             half_read_tokens: self.half_read_tokens,
             waiting_tokens: self.queue.tokens(),
-            last_of: self.queue.last_of(),
+            answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
             pace: self.pace.clone(),
             step_ns: self.step_ns,
             habits: self.habits,

@@ -14,6 +14,11 @@ const FIRST_ROWS: usize = 32;
 /// After so many steps that carry prompts and come near the target there is one that carries none, so that what decoding
 /// takes is known however busy it is: a sixty-fourth of the time, for such a step takes half of the others at most.
 const MOST_MIXED: u32 = 32;
+/// What a step that only decodes takes, and what a row of a prompt adds, while none was measured, in nanoseconds: what a
+/// model of a billion weights takes on a few cores. Told to callers, and never used to plan a step.
+const FIRST_STEP_NS: f64 = 20e6;
+/// See [`FIRST_STEP_NS`].
+const FIRST_ROW_NS: f64 = 1e6;
 /// Up to so many tokens before it, a row costs about the same.
 const SHALLOW: usize = 512;
 /// Doublings of [`SHALLOW`] that are told apart.
@@ -94,14 +99,19 @@ impl Pace {
         shallower.iter().rev().chain(deeper).find_map(|ns| *ns)
     }
 
-    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows. `None`:
-    /// nothing was read yet.
-    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize) -> Option<f64> {
-        let row = self.prompt_row_ns()?;
+    /// How long a step takes that only decodes; a guess while none was seen.
+    pub fn decoding_ns(&self) -> f64 {
+        self.decoding.unwrap_or(FIRST_STEP_NS)
+    }
+
+    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows; a guess
+    /// while nothing was read.
+    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize) -> f64 {
+        let row = self.prompt_row_ns().unwrap_or(FIRST_ROW_NS);
         let within_target = (self.room_ns(decoding) / row.max(UNKNOWN_ROW_NS)) as usize;
         let in_a_step = within_target.min(most.saturating_sub(decoding)).max(1);
         let alone = if decoding > 0 { self.decoding.unwrap_or(0.0) } else { 0.0 };
-        Some(rows.div_ceil(in_a_step) as f64 * alone + rows as f64 * row)
+        rows.div_ceil(in_a_step) as f64 * alone + rows as f64 * row
     }
 
     /// A step of `decoding` sequences and these rows of prompts took this long.

@@ -1,11 +1,13 @@
 //! What the stages share while a step is being planned.
 
+use std::collections::VecDeque;
+
 use octavo_kernels::BlockCopy;
 
 use crate::kv::{KvCache, Sessions};
 use crate::observe::events::Notes;
 use crate::request::Time;
-use crate::schedule::Running;
+use crate::schedule::{Event, Running};
 use crate::schedule::pace::{Pace, PromptRows};
 use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::waiting::Waiting;
@@ -47,6 +49,8 @@ pub struct Step<'a> {
     pub copies: Vec<BlockCopy>,
     /// What becomes of requests, for whoever wants to know.
     pub notes: &'a mut Notes,
+    /// What there is to say to callers.
+    pub events: &'a mut VecDeque<Event>,
 }
 
 impl Step<'_> {

@@ -9,11 +9,11 @@
 
 use octavo_kernels::BlockCopy;
 
-use crate::kv::BlockId;
+use crate::kv::{BlockId, PinFate};
 use crate::observe::events::EngineEvent;
 use crate::observe::meter::QueueReason;
 use crate::request::{RequestId, SessionId};
-use crate::schedule::Step;
+use crate::schedule::{Event, Step};
 use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::users::Work;
 
@@ -123,11 +123,11 @@ fn try_admit(step: &mut Step<'_>, id: RequestId, rule: Rule) -> Result<(), Queue
 /// Whether a turn can go on from what its session kept. If it cannot, that is kept no longer.
 fn goes_on(step: &mut Step<'_>, id: RequestId, session: SessionId) -> bool {
     let Some((sequence, pin)) = step.queue.get(id).zip(step.sessions.pin(session)) else { return false };
-    let (common, goes_on) = sequence.goes_on_from(pin);
-    if !goes_on {
-        step.sessions.diverge(session, common, step.kv, step.now);
+    let (fate, common) = sequence.goes_on_from(pin);
+    if fate != PinFate::Resumed {
+        step.sessions.part(session, fate, common, step.kv, step.now);
     }
-    goes_on
+    fate == PinFate::Resumed
 }
 
 /// Admits a turn with the blocks that its session kept.
@@ -210,6 +210,7 @@ fn fits(step: &Step<'_>, rule: Rule, cached: usize, known: usize) -> bool {
 fn enter(step: &mut Step<'_>, mut sequence: Box<Sequence>, cached: usize) -> usize {
     if sequence.record.preemptions == 0 {
         sequence.record.kept = sequence.request.session.and_then(|id| step.sessions.fate(id));
+        step.events.push_back(Event::Begun { id: sequence.request.id });
     }
     sequence.admit(cached, step.kv.layout().block_size, step.now, &step.queue.clock);
     if sequence.shares() {

@@ -3,15 +3,22 @@
 use crate::request::{Rejection, Request, Wanted};
 use crate::schedule::SchedulerConfig;
 
-/// Why a request cannot be taken, if so. `living` requests run or wait.
+/// Why a request cannot be taken, if so. `living` requests run or wait. Engines count at their [`door`](super::door), so that
+/// theirs are never too many.
 ///
 /// The bound is on both together: a burst that arrives before anything could be scheduled is not refused as long as the
 /// free places and the queue hold it.
-pub fn refusal(config: &SchedulerConfig, request: &Request, living: usize) -> Option<Rejection> {
+pub fn refusal(
+    config: &SchedulerConfig,
+    request: &Request,
+    living: usize,
+    retry_after_ns: impl FnOnce() -> u64,
+) -> Option<Rejection> {
     if let Err(why) = fits(config, request.prompt.len(), request.wanted) {
         return Some(Rejection::Impossible(why));
     }
-    (living >= most_living(config)).then_some(Rejection::QueueFull { living, most: most_living(config) })
+    let most = most_living(config);
+    (living >= most).then(|| Rejection::QueueFull { living, most, retry_after_ns: retry_after_ns() })
 }
 
 /// Most requests that run or wait.

@@ -141,11 +141,6 @@ impl Users {
         }
     }
 
-    /// A user's name.
-    pub fn name(&self, id: UserId) -> Arc<str> {
-        self.users[id.0 as usize].name.clone()
-    }
-
     /// How much a user has been served.
     pub fn served(&self, id: UserId) -> Work {
         self.users[id.0 as usize].served(self.step)

@@ -17,7 +17,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
 use super::users::{self, UserId, Users, Work};
 use crate::observe::meter::QueueClock;
@@ -172,14 +171,6 @@ impl Waiting {
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
         let lines = self.by_share.iter().filter_map(|(.., line)| self.lines.get(line));
         lines.flat_map(|line| line.turns.values()).filter_map(|id| self.get(*id))
-    }
-
-    /// Whose requests wait, if all are of one user, and the priority of the last.
-    pub fn last_of(&self) -> Option<(Arc<str>, i32)> {
-        let (&line, Line { turns, .. }) = self.lines.first_key_value().filter(|_| self.lines.len() == 1)?;
-        let LineId::Of(user) = line else { return None };
-        let (_, last) = turns.last_key_value()?;
-        Some((self.users.name(user), self.get(*last)?.request.priority))
     }
 
     /// Takes any one out.
