@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use super::call::SubmitError;
+use super::config::EngineConfig;
 use super::handle::Engine;
 use super::shared::Message;
 use crate::observe::readers::{EventReader, MAX_CAPACITY};
@@ -49,7 +50,8 @@ impl Engine {
             octavo: env!("CARGO_PKG_VERSION").to_owned(),
             model: ModelIdentity::of(&self.path, &self.facts.architecture).map_err(failed(&self.path))?,
             device: self.facts.device.clone(),
-            config: self.config.clone(),
+            // What was chosen then, whatever another machine would choose.
+            config: EngineConfig { kv_cache_dtype: Some(self.origin.kv_cache_dtype), ..self.config.clone() },
             kv_cache_bytes: self.facts.kv_cache_bytes,
             limits: self.limits.clone(),
             vocab: self.facts.vocab,
