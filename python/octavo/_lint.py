@@ -85,11 +85,11 @@ class PromptLint:
 def lint_prompts(
     prompts: Iterable[Any], model: LLM | Tokenizer | None = None, *, tokens_per_s: float | None = None
 ) -> PromptLint:
-    """How much of these prompts, one after the other, a prefix cache that forgets nothing finds: whole blocks of tokens,
-    and of an equal prompt all but the last. And in which order of their parts it would find most.
+    """How much of these prompts, one after the other, a prefix cache that forgets nothing finds: whole blocks of
+    tokens, and of an equal prompt all but the last. And in which order of their parts it would find most.
 
-    Few parts are tried in every order. Of many the order is the one in which whole parts are reused most, or nearly so:
-    what blocks cut off, and what two texts of a part begin with alike, does not enter into it (into the numbers it does).
+    Few parts are tried in every order. Of many the order is the one in which whole parts are reused most, or nearly
+    so: what blocks cut off, and what two texts of a part begin with alike, enters into the numbers, not the choice.
 
     Args:
         prompts: Each a str (taken apart at empty lines), or a mapping with ``"parts"``: a list of texts, or of mappings
@@ -207,6 +207,16 @@ def _message_text(message: Mapping[str, Any]) -> str:
         return json.dumps(content, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"a message's content must be made of JSON values: {error}") from None
+
+
+def _reading_rate(model: Any) -> float | None:
+    """Prompt tokens per second of a loaded model: it reads one."""
+    if not hasattr(model, "generate"):
+        return None
+    length = min(512, model.facts.max_model_len - 1)
+    ids = [i % model.facts.vocab for i in range(length)]
+    result = model.generate(ids, max_tokens=1, temperature=0.0, ignore_eos=True, cache_salt=f"lint {uuid4().hex}")
+    return float(length / result.anatomy.prefill_s)
 
 
 class _Reader:

@@ -44,15 +44,15 @@ class Table:
         return order[::-1]
 
     def _greedy(self) -> list[int]:
-        """Always the part next of which the least is computed again, relative to its size. That share only grows as more
-        comes before it, so what was found out earlier is a bound, and few are looked at again."""
+        """Always the part next of which the least is computed again, relative to its size. That share only grows as
+        more comes before it, so what was found out earlier is a bound, and few are looked at again."""
         classes, count, steps = [0 for _ in self._prompts], 1, 0
         left = [(self._again(slot, classes), slot, count) for slot in range(len(self._values))]
         heapq.heapify(left)
         order: list[int] = []
         # With every prompt in a class of its own nothing more is reused, in whatever order.
         while left and count < len(self._prompts):
-            share, slot, known_at = heapq.heappop(left)
+            _, slot, known_at = heapq.heappop(left)
             if known_at != count and steps < _MOST_STEPS:
                 steps += len(self._prompts)
                 heapq.heappush(left, (self._again(slot, classes), slot, count))

@@ -447,8 +447,9 @@ class CacheExplanation:
     def reason(self) -> str:
         """``complete``: nothing is lost; ``differs``: what is cached goes on otherwise, see ``differs_at``;
         ``evicted``: it was there, see ``evicted_s_ago``; ``not_yet_filled``: a running request is computing it;
-        ``shorter_than_block``: what is left, but for the last token, does not fill a block; ``never_seen``: nothing that is cached goes on like
-        this; ``empty_namespace``: nothing is cached under this ``cache_salt``; ``disabled``: prefix caching is off."""
+        ``shorter_than_block``: what is left, but for the last token, does not fill a block; ``never_seen``: nothing
+        that is cached goes on like this; ``empty_namespace``: nothing is cached under this ``cache_salt``;
+        ``disabled``: prefix caching is off."""
     @property
     def differs_at(self) -> int | None:
         """The first token that differs."""
@@ -538,8 +539,8 @@ class Events:
     def __iter__(self) -> Events: ...
     def __next__(self) -> Event: ...
     def next(self, patience_s: float | None = None) -> Event | None:
-        """The next event, waiting up to ``patience_s`` for it (``None`` or infinity: for ever); ``None``: there is none,
-        yet or any more."""
+        """The next event, waiting up to ``patience_s`` for it (``None`` or infinity: for ever); ``None``: there is
+        none, yet or any more."""
     def take(self) -> list[Event]:
         """All that are there."""
     @property

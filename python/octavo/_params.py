@@ -35,8 +35,8 @@ class SamplingParams:
     n: int = 1
     """How many answers to the one prompt, from 1 to the model's ``max_num_seqs``."""
     stop: str | Sequence[str] | None = None
-    """Texts that end the generation: at most 64, of at most 4096 bytes each. They are looked for in all of the text, also
-    in the U+FFFD that stand for broken characters at its end."""
+    """Texts that end the generation: at most 64, of at most 4096 bytes each. They are looked for in all of the text,
+    also in the U+FFFD that stand for broken characters at its end."""
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the generation, besides the model's own."""
     include_stop_str_in_output: bool = False

@@ -40,8 +40,8 @@ class Stream:
 
     @property
     def result(self) -> Result:
-        """The finished answer; waits for its end. After :meth:`cancel` its ``finish_reason`` is ``"cancelled"``. What has
-        not been read of the chunks by then is in it alone: iterating ends.
+        """The finished answer; waits for its end. After :meth:`cancel` its ``finish_reason`` is ``"cancelled"``. What
+        has not been read of the chunks by then is in it alone: iterating ends.
 
         Raises:
             DeadlineExceededError: ``deadline_s`` passed.

@@ -140,7 +140,7 @@ def test_arguments_that_are_none(tiny_path: str) -> None:
     for rate in (0, -5, float("nan"), float("inf"), "fast", 10**400):
         with pytest.raises(octavo.InvalidRequestError, match="tokens_per_s must be a finite number above 0"):
             octavo.lint_prompts(["a"], tokens_per_s=rate)  # type: ignore[arg-type]
-    with pytest.raises(octavo.InvalidRequestError, match=r"model must be an octavo\.LLM or octavo\.Tokenizer, not a str"):
+    with pytest.raises(octavo.InvalidRequestError, match=r"model must be .*\.Tokenizer, not a str"):
         octavo.lint_prompts(["a"], "smollm2")  # type: ignore[arg-type]
     with pytest.raises(octavo.InvalidRequestError, match="prompt 1: the text is not valid Unicode"):
         octavo.lint_prompts(["a", "\ud800"], octavo.Tokenizer(tiny_path))

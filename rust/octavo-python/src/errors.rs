@@ -39,7 +39,7 @@ pub fn of_file(path: &Path, error: &io::Error) -> PyErr {
             Some(number) => (number, py.import("os")?.call_method1("strerror", (number,))?.extract()?),
             None => (py.import("errno")?.getattr(ours)?.extract()?, error.to_string()),
         };
-        PyResult::Ok(PyOSError::new_err((number, text, path.to_owned())))
+        PyResult::Ok(PyOSError::new_err((number, text, path.as_os_str().to_owned())))
     });
     made.unwrap_or_else(|other| other)
 }

@@ -33,11 +33,7 @@ pub struct SessionHandle {
 }
 
 impl SessionHandle {
-    pub fn open(
-        engine: &engine::Engine,
-        ttl_s: &Bound<'_, PyAny>,
-        cache_salt: &Bound<'_, PyAny>,
-    ) -> PyResult<Self> {
+    pub fn open(engine: &engine::Engine, ttl_s: &Bound<'_, PyAny>, cache_salt: &Bound<'_, PyAny>) -> PyResult<Self> {
         let wanted = "a finite number of seconds above 0";
         let ttl = seconds("ttl_s", wanted, ttl_s).map_err(invalid)?;
         if ttl_s.eq(0.0)? {

@@ -43,9 +43,9 @@ impl Origin {
 
     /// The model, wherever it is. One whose files cannot be read any more is known by its path.
     fn identity(&self) -> Result<(u64, &str), &PathBuf> {
-        let found = self.identity.get_or_init(|| {
-            ModelIdentity::of(&self.path, &self.architecture).map_err(|error| error.to_string())
-        });
+        let found = self
+            .identity
+            .get_or_init(|| ModelIdentity::of(&self.path, &self.architecture).map_err(|error| error.to_string()));
         found.as_ref().map(|model| (model.bytes, model.sha256.as_str())).map_err(|_| &self.path)
     }
 

@@ -115,7 +115,10 @@ impl<R: Read> Chunks<R> {
         if found == wanted.to_le_bytes() {
             return Ok(true);
         }
-        Err(LogError::Damaged { at, what: format!("{what} is not what was written there: its checksum is another one") })
+        Err(LogError::Damaged {
+            at,
+            what: format!("{what} is not what was written there: its checksum is another one"),
+        })
     }
 
     fn number(&mut self) -> Result<Option<u32>, LogError> {

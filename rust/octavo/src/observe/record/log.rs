@@ -190,7 +190,10 @@ impl<R: Read> Log<R> {
     pub fn new(inner: R, len: u64) -> Result<Self, LogError> {
         let (mut chunks, begin) = (Chunks::begin(inner, len)?, 0);
         let Some(Chunk { begin: at, bytes }) = chunks.next()? else {
-            return Err(LogError::Malformed { at: chunks.at(), what: "the file ends in the middle of its header".into() });
+            return Err(LogError::Malformed {
+                at: chunks.at(),
+                what: "the file ends in the middle of its header".into(),
+            });
         };
         let header = Header::read(&bytes).map_err(|what| LogError::Malformed { at, what })?;
         let found = In::new(Cursor::new(Vec::new()), 0);
