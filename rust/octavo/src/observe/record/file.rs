@@ -1,7 +1,7 @@
 //! The file of a log: where a recording may go, and what is not even opened.
 
 use std::fs::{File, Metadata, TryLockError};
-use std::io::{Error, ErrorKind, Read, Result};
+use std::io::{Error, ErrorKind, Read, Result, Seek};
 use std::path::Path;
 
 use super::chunks::{MAGIC_BYTES, is_log};
@@ -16,7 +16,7 @@ pub fn to_write(path: &Path) -> Result<(File, bool)> {
     };
     // Opening a pipe waits for its other end, and a reader that stops would stop the recording.
     before.as_ref().map_or(Ok(()), |found| file_or(found, is_device(found)))?;
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
     let found = file.metadata()?;
     file_or(&found, is_device(&found))?;
     if found.is_file() {
@@ -27,6 +27,7 @@ pub fn to_write(path: &Path) -> Result<(File, bool)> {
         }
         let mut begin = Vec::new();
         (&file).take(MAGIC_BYTES).read_to_end(&mut begin)?;
+        file.rewind()?;
         if !begin.is_empty() && !is_log(&begin) {
             return refused("this file is no octavo log, so it is not written over; give another path, or remove it");
         }

@@ -330,6 +330,7 @@ mod tests {
             recorder.begin(&header());
             assert!(refused(&path).to_string().contains("another recording"));
             end(recorder, &recording).expect("written");
+            assert!(Log::open(&path).is_ok(), "written from the beginning");
         }
         std::fs::remove_file(&path).expect("a file");
         assert_eq!(refused(&std::env::temp_dir()).kind(), io::ErrorKind::IsADirectory);
