@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from octavo._errors import InvalidRequestError
+from octavo._lint_order import Table
 
 if TYPE_CHECKING:
     from octavo._llm import LLM
     from octavo._tokenizer import Tokenizer
 
-#: The best order is looked for among all where that takes at most this many steps; else part by part.
-_MOST_STEPS = 4_000_000
+#: Every order of the parts is tried where that reads at most so many tokens.
+_MOST_TOKENS = 1_000_000
 #: Tokens in a block of the cache, by default: what is reused is whole blocks.
 _BLOCK_SIZE = 16
-#: Bytes of text in a token, about, where there is no tokenizer to ask.
-_BYTES_PER_TOKEN = 4
+#: Bytes of a token: of its id; and about so many of text, where there is no tokenizer to ask.
+_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,14 @@ class PromptLint:
     """Names of the parts, as they stand in the prompts."""
     order: tuple[str, ...]
     """The order of which most is reused."""
+    present: Mapping[str, int]
+    """How many prompts have each part."""
     distinct: Mapping[str, int]
-    """How many different texts each part has."""
+    """How many different texts it has in them."""
     reused_tokens: int
-    """Tokens that a cache of any size finds, as the prompts stand."""
+    """Tokens that a prefix cache of any size finds, as the prompts stand."""
     reused_tokens_best: int
-    """The same in the best order."""
+    """The same in :attr:`order`."""
     tokens_per_s: float | None
     """How fast prompts are read."""
     estimated: bool
@@ -72,75 +78,119 @@ class PromptLint:
             ]
         else:
             lines.append("no other order of the parts reuses more")
-        lines += [f"  {name}: {self.distinct[name]} different of {self.prompts}" for name in self.order]
+        lines += [f"  {name}: {self.distinct[name]} different of {self.present[name]}" for name in self.order]
         return "\n".join(lines)
-
-
-#: One prompt: its parts by name.
-_Parts: TypeAlias = "dict[str, str]"
 
 
 def lint_prompts(
     prompts: Iterable[Any], model: LLM | Tokenizer | None = None, *, tokens_per_s: float | None = None
 ) -> PromptLint:
-    """Which order of their parts would let most of these prompts be reused, one after the other, by a cache that
-    forgets nothing. Parts are reused whole, and in whole blocks of 16 tokens.
+    """How much of these prompts, one after the other, a prefix cache that forgets nothing finds: whole blocks of
+    tokens, and of an equal prompt all but the last. And in which order of their parts it would find most.
+
+    Few parts are tried in every order. Of many the order is the one in which whole parts are reused most, or nearly
+    so: what blocks cut off, and what two texts of a part begin with alike, enters into the numbers, not the choice.
 
     Args:
         prompts: Each a str (taken apart at empty lines), or a mapping with ``"parts"``: a list of texts, or of mappings
             with a ``"name"`` and a ``"text"``; or with ``"messages"``, of which each is a part. Parts are told apart by
-            their name or, without one, by their place.
-        model: Whose tokens to count, and how fast it reads; ``None``: tokens are estimated.
+            their name or, without one, by their place. A part may be absent from some prompts.
+        model: Whose tokens, blocks and chat template to take, and how fast it reads. With a :class:`octavo.Tokenizer`
+            messages are their contents alone; with ``None`` tokens are also estimated.
         tokens_per_s: How fast prompts are read, for the time saved; measured if ``model`` is an :class:`octavo.LLM`.
 
     Raises:
-        InvalidRequestError: A prompt has another form.
+        InvalidRequestError: A prompt has another form, or an argument is impossible.
     """
-    taken_apart = [_parts(prompt, i) for i, prompt in enumerate(prompts)]
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"prompts must be a list of prompts, not a {type(prompts).__name__}")
+    if model is not None and not hasattr(model, "tokenize"):
+        raise InvalidRequestError(f"model must be an octavo.LLM or octavo.Tokenizer, not a {type(model).__name__}")
+    if tokens_per_s is not None:
+        _check_rate(tokens_per_s)
+    taken_apart = [_Prompt.of(prompt, i) for i, prompt in enumerate(prompts)]
     if not taken_apart:
         raise InvalidRequestError("there are no prompts to look at")
-    names = list(dict.fromkeys(name for parts in taken_apart for name in parts))
-    table = _Table(taken_apart, names, _counter(model))
-    best = table.best_order()
-    given = list(range(len(names)))
-    now, then = table.reused(given), table.reused(best)
-    if then <= now:
-        best, then = given, now
+    names = list(dict.fromkeys(name for prompt in taken_apart for name in prompt.parts))
+    reader = _Reader(taken_apart, model)
+    tokens, now = reader.read(None)
+    best, then = _best_order(reader, names, tokens)
+    texts = {name: [prompt.parts[name] for prompt in taken_apart if name in prompt.parts] for name in names}
     return PromptLint(
         prompts=len(taken_apart),
-        tokens=table.total,
+        tokens=tokens,
         parts=tuple(names),
-        order=tuple(names[slot] for slot in best),
-        distinct={name: len(set(table.values[slot])) for slot, name in enumerate(names)},
+        order=tuple(best if then > now else names),
+        present={name: len(found) for name, found in texts.items()},
+        distinct={name: len(set(found)) for name, found in texts.items()},
         reused_tokens=now,
-        reused_tokens_best=then,
+        reused_tokens_best=max(now, then),
         tokens_per_s=tokens_per_s if tokens_per_s is not None else _reading_rate(model),
         estimated=model is None,
     )
 
 
-def _parts(prompt: Any, at: int) -> _Parts:
-    if isinstance(prompt, str):
-        pieces = prompt.split("\n\n")
-        ends = ["\n\n"] * (len(pieces) - 1) + [""]
-        return {f"paragraph {i + 1}": piece + end for i, (piece, end) in enumerate(zip(pieces, ends, strict=True))}
-    if isinstance(prompt, Mapping) and isinstance(prompt.get("parts"), (list, tuple)):
-        found: _Parts = {}
-        for i, part in enumerate(prompt["parts"]):
-            name, text = f"part {i + 1}", part
-            if isinstance(part, Mapping):
-                name, text = part.get("name", name), part.get("text")
-            if not isinstance(text, str) or not isinstance(name, str):
-                raise InvalidRequestError(f"prompt {at}: parts[{i}] must be a text, or have a 'name' and a 'text'")
-            if name in found:
-                raise InvalidRequestError(f"prompt {at}: two parts are named {name!r}")
-            found[name] = text
-        return found
-    if isinstance(prompt, Mapping) and isinstance(prompt.get("messages"), (list, tuple)):
-        return {_message_name(message, i, at): _message_text(message) for i, message in enumerate(prompt["messages"])}
-    raise InvalidRequestError(
-        f"prompt {at} is a {type(prompt).__name__}; a prompt is a str, {{'parts': […]}} or {{'messages': […]}}"
-    )
+def _best_order(reader: _Reader, names: list[str], tokens: int) -> tuple[Sequence[str], int]:
+    """The best order of the parts, and what is reused then."""
+    if math.factorial(min(len(names), 20)) * tokens <= _MOST_TOKENS:
+        # Of equals the first, which is nearest to how they stand.
+        return max(((order, reader.reused(order)) for order in permutations(names)), key=lambda found: found[1])
+    table = Table([prompt.parts for prompt in reader.prompts], names, reader.count)
+    order = [names[slot] for slot in table.best_order()]
+    return order, reader.reused(order)
+
+
+def _check_rate(tokens_per_s: Any) -> None:
+    try:
+        possible = math.isfinite(tokens_per_s) and tokens_per_s > 0
+    except (TypeError, ValueError, OverflowError):
+        possible = False
+    if not possible:
+        raise InvalidRequestError(f"tokens_per_s must be a finite number above 0, not {tokens_per_s!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt, taken apart."""
+
+    parts: dict[str, str]
+    """By name, as they stand."""
+    between: str
+    """What stands between two of them."""
+    messages: dict[str, Mapping[str, Any]] | None
+    """By the same names, if it is a chat."""
+
+    @classmethod
+    def of(cls, prompt: Any, at: int) -> _Prompt:
+        if isinstance(prompt, str):
+            pieces = prompt.split("\n\n")
+            return cls({f"paragraph {i + 1}": piece for i, piece in enumerate(pieces)}, "\n\n", None)
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("parts"), (list, tuple)):
+            return cls(_named_parts(prompt["parts"], at), "", None)
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("messages"), (list, tuple)):
+            messages = {_message_name(message, i, at): message for i, message in enumerate(prompt["messages"])}
+            return cls({name: _message_text(message) for name, message in messages.items()}, "", messages)
+        raise InvalidRequestError(
+            f"prompt {at} is a {type(prompt).__name__}; a prompt is a str, {{'parts': […]}} or {{'messages': […]}}"
+        )
+
+    def in_order(self, order: Sequence[str] | None) -> list[str]:
+        """Names of its parts; ``None``: as they stand."""
+        return list(self.parts) if order is None else [name for name in order if name in self.parts]
+
+
+def _named_parts(parts: Sequence[Any], at: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for i, part in enumerate(parts):
+        name, text = f"part {i + 1}", part
+        if isinstance(part, Mapping):
+            name, text = part.get("name", name), part.get("text")
+        if not isinstance(text, str) or not isinstance(name, str):
+            raise InvalidRequestError(f"prompt {at}: parts[{i}] must be a text, or have a 'name' and a 'text'")
+        if name in found:
+            raise InvalidRequestError(f"prompt {at}: two parts are named {name!r}")
+        found[name] = text
+    return found
 
 
 def _message_name(message: Any, i: int, at: int) -> str:
@@ -151,13 +201,12 @@ def _message_name(message: Any, i: int, at: int) -> str:
 
 def _message_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
-
-
-def _counter(model: Any) -> Callable[[str], int]:
-    if model is None:
-        return lambda text: -(-len(text.encode(errors="replace")) // _BYTES_PER_TOKEN)
-    return lambda text: len(model.tokenize(text, add_special_tokens=False).ids)
+    if isinstance(content, str):
+        return content
+    try:
+        return json.dumps(content, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"a message's content must be made of JSON values: {error}") from None
 
 
 def _reading_rate(model: Any) -> float | None:
@@ -170,75 +219,71 @@ def _reading_rate(model: Any) -> float | None:
     return float(length / result.anatomy.prefill_s)
 
 
-class _Table:
-    """Prompts by parts, each text a number."""
+class _Reader:
+    """Prompts as the cache gets them: rows of tokens, of four bytes each."""
 
-    def __init__(self, prompts: Sequence[_Parts], names: Sequence[str], count: Callable[[str], int]) -> None:
-        texts: dict[str | None, int] = {}
-        self.values = [[texts.setdefault(parts.get(name), len(texts)) for parts in prompts] for name in names]
-        tokens = [0 if text is None else count(text) for text in texts]
-        self.tokens = [[tokens[value] for value in column] for column in self.values]
-        self.total = sum(map(sum, self.tokens))
-        self.prompts = range(len(prompts))
+    def __init__(self, prompts: Sequence[_Prompt], model: Any) -> None:
+        self.prompts = prompts
+        self._model = model
+        self._is_llm = hasattr(model, "generate")
+        self._block_size = model.facts.block_size if self._is_llm else _BLOCK_SIZE
 
-    def reused(self, order: Sequence[int]) -> int:
-        """Tokens that are found if the prompts come one after the other."""
-        seen: set[tuple[int, ...]] = set()
-        found = 0
-        for i in self.prompts:
-            beginning: tuple[int, ...] = ()
-            known = 0
-            still = True
-            for slot in order:
-                beginning += (self.values[slot][i],)
-                still = still and beginning in seen
-                known += self.tokens[slot][i] if still else 0
-                seen.add(beginning)
-            found += known // _BLOCK_SIZE * _BLOCK_SIZE
-        return found
+    def read(self, order: Sequence[str] | None) -> tuple[int, int]:
+        """Tokens of all prompts, and how many of them are found."""
+        cache, tokens, found = _Cache(self._block_size), 0, 0
+        for i, prompt in enumerate(self.prompts):
+            try:
+                row = self._row(prompt, prompt.in_order(order))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"prompt {i}: {error}") from None
+            tokens += -(-len(row) // _TOKEN)
+            found += cache.find(row)
+        return tokens, found
 
-    def best_order(self) -> list[int]:
-        """What a part costs depends only on which parts come before it, not on their order: it is computed once for
-        every combination of texts up to it. So the best order of all parts follows from the best of every subset."""
-        slots = len(self.values)
-        if (1 << slots) * len(self.prompts) * slots > _MOST_STEPS:
-            return self._greedy()
-        classes: list[list[int]] = [[0 for _ in self.prompts]]
-        best: list[tuple[int, int]] = [(0, -1)]  # of each subset: what it costs at least, and its last part
-        for subset in range(1, 1 << slots):
-            lowest = (subset & -subset).bit_length() - 1
-            classes.append(_numbered(classes[subset & (subset - 1)], self.values[lowest]))
-            first = dict(zip(classes[subset], self.prompts, strict=True)).values()
-            members = [slot for slot in range(slots) if subset >> slot & 1]
-            cost = {slot: sum(self.tokens[slot][i] for i in first) for slot in members}
-            # Of equals the one that stands last stays last.
-            least, last = min((best[subset ^ (1 << slot)][0] + cost[slot], -slot) for slot in members)
-            best.append((least, -last))
-        order: list[int] = []
-        subset = (1 << slots) - 1
-        while subset:
-            order.append(best[subset][1])
-            subset ^= 1 << order[-1]
-        return order[::-1]
+    def reused(self, order: Sequence[str]) -> int:
+        """Tokens that are found in another order; -1: a chat template does not take it."""
+        try:
+            return self.read(order)[1]
+        except InvalidRequestError:
+            return -1
 
-    def _greedy(self) -> list[int]:
-        """Always the part next of which the least is computed again, relative to its size."""
-        left, order = set(range(len(self.values))), []
-        classes = [0 for _ in self.prompts]
-        while left:
+    def count(self, text: str) -> int:
+        """Tokens of a part alone."""
+        return -(-len(self._tokens(text, add_special_tokens=False)) // _TOKEN)
 
-            def again(slot: int, before: list[int] = classes) -> tuple[float, int]:
-                joined = _numbered(before, self.values[slot])
-                first = dict(zip(joined, self.prompts, strict=True)).values()
-                return sum(self.tokens[slot][i] for i in first) / max(1, sum(self.tokens[slot])), slot
+    def _row(self, prompt: _Prompt, names: list[str]) -> bytes:
+        if prompt.messages is not None and self._is_llm:
+            return array("I", self._model.render([prompt.messages[name] for name in names])[1]).tobytes()
+        return self._tokens(prompt.between.join(prompt.parts[name] for name in names))
 
-            order.append(min(left, key=again))
-            left.remove(order[-1])
-            classes = _numbered(classes, self.values[order[-1]])
-        return order
+    def _tokens(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        if self._model is None:
+            return text.encode(errors="replace")
+        return array("I", self._model.tokenize(text, add_special_tokens=add_special_tokens).ids).tobytes()
 
 
-def _numbered(classes: Sequence[int], values: Sequence[int]) -> list[int]:
-    """Every combination of a class and a value gets a number."""
-    numbers: dict[tuple[int, int], int] = {}
-    return [numbers.setdefault(pair, len(numbers)) for pair in zip(classes, values, strict=True)]
+class _Cache:
+    """A prefix cache that forgets nothing."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block = block_size * _TOKEN
+        # A block is known by a hash of all up to its end, and so is the end of a prompt.
+        self._known: set[int] = set()
+
+    def find(self, row: bytes) -> int:
+        """Tokens of a prompt that are found; it is known from then on. Its last is always computed."""
+        stem = max(0, -(-len(row) // _TOKEN) - 1) * _TOKEN
+        name, found, finding = 0, 0, True
+        for begin in range(0, len(row), self._block):
+            end = begin + self._block
+            if begin < stem < end:
+                tail = hash((name, row[begin:stem], "end"))
+                found = stem if finding and tail in self._known else found
+                self._known.add(tail)
+            if end > len(row):
+                break
+            name = hash((name, row[begin:end]))
+            finding = finding and name in self._known
+            found = end if finding and end <= stem else found
+            self._known.add(name)
+        return found // _TOKEN

@@ -15,8 +15,9 @@ from octavo._batch import naming, run_batch, window
 from octavo._errors import InvalidRequestError
 from octavo._octavo import Engine, Result, Ticket
 from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_text
+from octavo._paths import checked_path
 from octavo._progress import Progress, bar_on_terminal
-from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, is_batch, to_chat, to_engine
+from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, chat_options, is_batch, to_chat, to_engine
 from octavo._score import Score, token_pairs
 from octavo._session import Session
 from octavo._sizes import parse_bytes
@@ -124,6 +125,7 @@ class LLM:
         for notice in self._engine.facts.notices:
             warnings.warn(f"{self._path}: {notice}", UserWarning, stacklevel=2)
         self._window = window(max_num_seqs, max_queue)
+        self._recording: Recording | None = None
 
     # ---- generating ----------------------------------------------------------------------------------------------
 
@@ -397,15 +399,21 @@ class LLM:
 
         Args:
             ttl_s: Seconds after a turn for which its blocks are kept; they are given up earlier where a running request
-                needs them (see :class:`octavo.Session`).
+                needs them (see :class:`octavo.Session`). Above 0, and finite.
             cache_salt: Namespace of cached prefixes for all turns.
+
+        Raises:
+            InvalidRequestError: An argument is impossible, or as many sessions are open as may.
         """
-        handle = self._engine.open_session(float(ttl_s), cache_salt)
+        handle = self._engine.open_session(ttl_s, cache_salt)
 
         def submit(prompt: Any, params: Any, keywords: dict[str, Any], **how: Any) -> Ticket:
             return self._submit(prompt, _Call(params, keywords), **how)
 
-        return Session(handle, submit, lambda prompt, held: self._engine.explain(to_engine(prompt), "", held))
+        def explain(prompt: Any, options: ChatOptions, held: SessionHandle) -> CacheExplanation:
+            return self._engine.explain(to_engine(prompt, options), "", held)
+
+        return Session(handle, submit, explain)
 
     def explain_cache(self, prompt: Prompt, *, cache_salt: str = "", **options: Any) -> CacheExplanation:
         """How much of a prompt is cached, and why not more: the first token that differs, when it was evicted, or that
@@ -416,7 +424,7 @@ class LLM:
             cache_salt: Namespace of cached prefixes.
             **options: How messages become a prompt; see :meth:`render`.
         """
-        return self._engine.explain(to_engine(prompt, ChatOptions(**options)), cache_salt, None)
+        return self._engine.explain(to_engine(prompt, chat_options("explain_cache", options)), cache_salt, None)
 
     def verify(self, result: Result) -> Verification:
         """Ask for an answer again, alone, and compare tokens, log-probabilities and ends bit for bit.
@@ -424,10 +432,15 @@ class LLM:
         Every choice is run again with its own seed, nothing of its prompt coming from the cache and one after another;
         others' requests may run beside it, for they change nothing. An answer that was given up, or whose deadline
         passed, is compared up to where it got. ``result`` may also come from another :class:`LLM` that runs the same
-        model, with whatever settings.
+        model on the same device, with the same ``dtype`` and ``kv_cache_dtype``; where one of these is another, the
+        bits need not be the same, and :attr:`Verification.limits` says so. (For models whose rotary embeddings follow
+        the longest sequence, ``max_model_len`` counts too.) All other settings change nothing.
 
         Returns:
             A :class:`Verification`: true if all is equal; ``print`` says what was compared, or the first difference.
+
+        Raises:
+            InvalidRequestError: ``result`` is none, or cannot be asked for here.
         """
         return verify(self._engine, result)
 
@@ -440,14 +453,24 @@ class LLM:
 
         Nobody may be running or waiting and no session be open, and the prefix cache is emptied: the log is the whole
         story. The engine never waits for the disk; one that is too slow loses the rest, and the log says so. The
-        recording ends with :meth:`Recording.close`, its ``with`` block, or the engine. **The log holds prompts and
-        answers as token ids: keep it as you would keep them.**
+        recording ends with :meth:`Recording.close`, its ``with`` block, or the engine; :attr:`recording` is the one
+        under way. **The log holds prompts and answers as token ids: keep it as you would keep them.**
+
+        A log that is there is written over, and an empty file; any other file is refused, and so is what is no file
+        (except devices such as ``/dev/null``) and one that a recording is being written into.
 
         Raises:
             OctavoError: Requests are in flight, a session is open, or another recording is under way.
-            OSError: The file cannot be written.
+            OSError: The file cannot be written: a :class:`FileExistsError`, :class:`PermissionError` and so on.
         """
-        return self._engine.record(path)
+        self._recording = self._engine.record(checked_path("path", path))
+        return self._recording
+
+    @property
+    def recording(self) -> Recording | None:
+        """The recording under way, if there is one."""
+        recording = self._recording
+        return None if recording is None or recording.ended else recording
 
     def events(self, capacity: int = 10_000) -> Events:
         """Read what happens, from now on: requests that queue, are admitted, get their first token, are preempted, end;
@@ -455,6 +478,9 @@ class LLM:
 
         Any number of readers may read; without any, nothing is noted down. A reader that is more than ``capacity``
         events behind loses the oldest; see :attr:`Events.dropped`. Dropping or closing the reader ends it.
+
+        Args:
+            capacity: From 1 to 4,194,304.
         """
         return self._engine.events(capacity)
 

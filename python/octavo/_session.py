@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo._errors import EngineClosedError, InvalidRequestError
+from octavo._prompts import ChatOptions, chat_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +45,7 @@ class Session:
         self,
         handle: SessionHandle,
         submit: Callable[..., Ticket],
-        explain: Callable[[Any, SessionHandle], CacheExplanation],
+        explain: Callable[[Any, ChatOptions, SessionHandle], CacheExplanation],
     ) -> None:
         self._handle = handle
         self._submit = submit
@@ -86,15 +87,23 @@ class Session:
         return AsyncStream(lambda waker: self._begin(prompt, params, keywords, every_token=True, waker=waker))
 
     def _begin(self, prompt: Any, params: Any, keywords: dict[str, Any], **how: Any) -> Ticket:
-        if self._closed:
-            raise InvalidRequestError("the session is closed; llm.session() begins another")
+        self._check_open()
         if "cache_salt" in keywords:
             raise InvalidRequestError("cache_salt is the session's: give it to llm.session()")
         return self._submit(prompt, params, keywords, session=self._handle, **how)
 
-    def explain_cache(self, prompt: Prompt) -> CacheExplanation:
-        """:meth:`octavo.LLM.explain_cache` for the next turn: how much of it is kept, and why not more."""
-        return self._explain(prompt, self._handle)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError("the session is closed; llm.session() begins another")
+
+    def explain_cache(self, prompt: Prompt, **options: Any) -> CacheExplanation:
+        """:meth:`octavo.LLM.explain_cache` for the next turn: how much of it is kept, and why not more.
+
+        Raises:
+            InvalidRequestError: The session is closed, or the prompt is impossible.
+        """
+        self._check_open()
+        return self._explain(prompt, chat_options("explain_cache", options), self._handle)
 
     def report(self) -> SessionReport:
         """The session as it stands; after :meth:`close`, as it stood."""

@@ -29,7 +29,8 @@ class Stream(Chunks):
 
     @property
     def result(self) -> Result:
-        """The finished answer; waits for its end. After :meth:`cancel` its ``finish_reason`` is ``"cancelled"``.
+        """The finished answer; waits for its end. After :meth:`cancel` its ``finish_reason`` is ``"cancelled"``. What
+        has not been read of the chunks by then is in it alone: iterating ends.
 
         Raises:
             DeadlineExceededError: ``deadline_s`` passed.

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo._errors import InvalidRequestError
+from octavo._octavo import Result
+
 if TYPE_CHECKING:
-    from octavo._octavo import Choice, Engine, Result, TokenLogprobs
+    from octavo._octavo import Choice, Engine, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class Verification:
     logprobs: int
     """Of these, with how many log-probabilities were; and those of the prompt, if it had any."""
     limits: tuple[str, ...]
-    """What could not be verified, and why."""
+    """What could not be verified, and why; and what the answer was made with that this model has not: another device,
+    ``dtype``, ``kv_cache_dtype`` or model gives other bits."""
 
     def __bool__(self) -> bool:
         return self.difference is None
@@ -63,7 +67,13 @@ class Verification:
 
 def verify(engine: Engine, result: Result) -> Verification:
     """Asks for every choice again, one after another."""
-    compared, limits = _Compared(), []
+    if not isinstance(result, Result):
+        raise InvalidRequestError(f"result must be an octavo.Result, not a {type(result).__name__}")
+    compared = _Compared()
+    limits = [
+        f"the answer was made with {name} {there}, this model has {here}: it need not be the same"
+        for name, there, here in engine.made_otherwise(result)
+    ]
     for choice in result.choices:
         whole = choice.finish_reason in ("stop", "length")
         if not whole:

@@ -80,6 +80,7 @@ def test_tools_need_messages(tiny: octavo.LLM) -> None:
         ({"max_num_batched_tokens": 3, "max_num_seqs": 4}, octavo.ModelLoadError),
         ({"max_model_len": 10**9}, octavo.ModelLoadError),
         ({"threads": 0}, octavo.ModelLoadError),
+        ({"threads": -1}, octavo.ModelLoadError),
         ({"kv_cache_bytes": "much"}, octavo.ModelLoadError),
         ({"kv_cache_bytes": 0}, octavo.ModelLoadError),
         ({"kv_cache_dtype": "fp4"}, octavo.ModelLoadError),
@@ -209,6 +210,37 @@ def test_not_a_model(tmp_path: Path) -> None:
     for path in (tmp_path / "note.txt", tmp_path, tmp_path / "nothing", Path("/dev/null")):
         with pytest.raises(octavo.ModelLoadError, match=path.name):
             octavo.LLM(path)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "wanted"),
+    [
+        ("top_k", 2**62, r"a whole number from 0 to 2\*\*32 - 1"),
+        ("max_tokens", -1, r"a whole number from 1 to 2\*\*64 - 1"),
+        ("max_tokens", 10**30, r"a whole number from 1 to 2\*\*64 - 1"),
+        ("max_tokens", 0, "at least 1"),
+        ("n", -1, "a whole number from 1"),
+        ("n", 0, "from 1 to max_num_seqs"),
+        ("logprobs", -1, "a whole number from 0 to 64, or None"),
+        ("logprobs", 65, "at most 64"),
+        ("temperature", 10**400, "a number from 0 to 100"),
+        ("top_p", "x", "a number above 0, and at most 1"),
+        ("deadline_s", float("inf"), "a finite number of seconds from 0 up, or None"),
+        ("deadline_s", float("nan"), "a finite number of seconds from 0 up, or None"),
+        ("deadline_s", -1, "a finite number of seconds from 0 up, or None"),
+        ("deadline_s", 10**400, "a finite number of seconds from 0 up, or None"),
+        ("cache_salt", "\ud800", "a str that is valid Unicode"),
+        ("user", "\ud800", "a str that is valid Unicode"),
+    ],
+)
+def test_what_is_wanted_is_told(tiny: octavo.LLM, parameter: str, value: Any, wanted: str) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match=f"^{parameter} (must|may) be {wanted}") as caught:
+        tiny.generate([1], **{parameter: value})
+    assert len(str(caught.value)) < 250
+
+
+def test_a_deadline_that_nobody_sees(tiny: octavo.LLM) -> None:
+    assert len(tiny.generate([1], GREEDY, max_tokens=2, deadline_s=1e300).token_ids) == 2
 
 
 def test_what_a_stranger_tries(tiny: octavo.LLM) -> None:

@@ -113,13 +113,55 @@ def test_mistakes_are_one_line(tiny_path: str) -> None:
         ("run", tiny_path, "x", "--temperature", "-1"),
         ("run", tiny_path, "x", "--device", "abacus"),
         ("pull", "pypi:../x"),
+        ("pull", ""),
+        ("pull", "/dev/null"),
+        ("run", "", "x"),
+        ("inspect", "a\udcff"),
+        ("replay", ""),
+        ("replay", "/dev/null"),
+        ("replay", __file__),
+        ("replay", __file__, "--threads", "-1"),
+        ("lint-prompts", ""),
+        ("lint-prompts", "/nowhere"),
+        ("lint-prompts", __file__, "--tokens-per-s", "0"),
+        ("run", tiny_path, "a\udcff"),
+        ("run", tiny_path, "x", "--threads", "-1"),
+        ("run", tiny_path, "x", "--max-tokens", "9" * 30),
+        ("chat", tiny_path, "x", "--kv-cache-bytes", "-1"),
     ):
         done = command(*arguments)
-        assert (done.returncode, done.stdout.strip()) == (1, "")
-        assert done.stderr.startswith("octavo: ")
-        assert len(done.stderr.splitlines()) == 1
+        assert (done.returncode, done.stdout.strip()) == (1, ""), arguments
+        assert done.stderr.startswith("octavo: "), arguments
+        assert "internal error" not in done.stderr, arguments
+        assert len(done.stderr.splitlines()) == 1, arguments
     assert command().returncode == 2
     assert command("--version").stdout == f"octavo {octavo.__version__}\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_an_output_that_has_not_all_characters(tiny_path: str, tmp_path: Any, encoding: str) -> None:
+    model = tmp_path / "modèle.gguf"
+    model.symlink_to(tiny_path)
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = command("pull", str(model), env=environment, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    name = r"mod\xe8le.gguf" if encoding == "ascii" else "modèle.gguf"
+    assert done.stdout == f"{tmp_path}/{name}\n"
+
+
+def test_an_input_that_is_no_text(tiny_path: str) -> None:
+    for name in ("run", "chat"):
+        done = subprocess.run(
+            [sys.executable, "-m", "octavo.cli", name, tiny_path, "--max-tokens", "2"],
+            input=b"\xff\xfe\x00\n",
+            capture_output=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        )
+        assert done.returncode == 1, name
+        (line,) = done.stderr.decode().splitlines()
+        assert line.startswith("octavo: the input is not utf-8 text"), line
 
 
 def test_a_reader_that_has_seen_enough(smollm2: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import octavo
-from conftest import GREEDY, settled
+from conftest import GREEDY, python, settled
 
 
 def test_the_life_of_a_request(tiny: octavo.LLM) -> None:
@@ -146,6 +146,37 @@ def test_a_recording_clears_the_cache_and_says_so(tiny_path: str, tmp_path: Any)
 
 
 def test_an_impossible_capacity(tiny: octavo.LLM) -> None:
-    for capacity in (0, 1 << 40):
+    for capacity in (0, 1 << 40, -1, 10**30, 1.5, "many"):
         with pytest.raises(octavo.InvalidRequestError, match="capacity"):
-            tiny.events(capacity)
+            tiny.events(capacity)  # type: ignore[arg-type]
+
+
+def test_how_long_is_waited(tiny: octavo.LLM) -> None:
+    with tiny.events() as events:
+        for patience in (float("nan"), -1, -0.5, float("-inf"), 10**400, "x"):
+            with pytest.raises(octavo.InvalidRequestError, match="patience_s must be a number of seconds from 0 up"):
+                events.next(patience)  # type: ignore[arg-type]
+        assert events.next(0) is None
+        for patience in (float("inf"), 1e300, 10**30):
+            later = threading.Timer(0.2, lambda: tiny.generate([1], GREEDY, max_tokens=1))
+            later.start()
+            assert events.next(patience) is not None, patience
+            later.join()
+            settled(tiny)
+            events.take()
+
+
+def test_waiting_for_ever_can_be_interrupted(tiny_path: str) -> None:
+    done = python(
+        """
+import octavo, os, signal, sys, threading
+with octavo.LLM(sys.argv[1], kv_cache_bytes="1MiB") as llm, llm.events() as events:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        events.next(float("inf"))
+    except KeyboardInterrupt:
+        print("interrupted")
+""",
+        tiny_path,
+    )
+    assert done.stdout == "interrupted\n", done.stderr

@@ -56,6 +56,30 @@ def test_the_first_token_that_differs(smollm2: str) -> None:
         assert llm.explain_cache(chat).prompt_tokens == len(llm.render(chat)[1])
 
 
+@pytest.mark.parametrize(("cached", "asked"), [("🌍", "🌎"), ("é", "è"), ("漢", "漣")])
+def test_characters_of_several_tokens_are_told_whole(llm: octavo.LLM, cached: str, asked: str) -> None:
+    for before in range(20):
+        text = "x" * before + "{} and on it goes, for several blocks"
+        llm.generate(text.format(cached), GREEDY, max_tokens=1, cache_salt=str(before))
+        said = llm.explain_cache(text.format(asked), cache_salt=str(before))
+        assert said.reason == "differs"
+        assert said.prompt_text is not None
+        assert said.cached_text is not None
+        assert said.prompt_text != said.cached_text
+        assert "�" not in said.prompt_text + said.cached_text
+        # Unless the block's end leaves bytes alone.
+        if not said.cached_text.startswith("b\""):
+            assert (said.prompt_text[0], said.cached_text[0]) == (asked, cached)
+            assert f'"{asked}' in str(said)
+
+
+def test_the_last_token_is_always_computed(llm: octavo.LLM) -> None:
+    llm.generate(tokens(64), GREEDY, max_tokens=1)
+    said = llm.explain_cache(tokens(48))
+    assert (said.cached_tokens, said.reason) == (32, "shorter_than_block")
+    assert "what is left, but for the last token, which is always computed, does not fill a block of 16" in str(said)
+
+
 def test_reasons(llm: octavo.LLM) -> None:
     assert llm.explain_cache(tokens(40)).reason == "empty_namespace"
     llm.generate(tokens(40), GREEDY, max_tokens=1)
@@ -67,6 +91,19 @@ def test_reasons(llm: octavo.LLM) -> None:
         prompt = tokens(30, family=5) + first.token_ids + [7]
         assert session.explain_cache(prompt).cached_tokens == 40
         assert llm.explain_cache(prompt).cached_tokens == 32, "what a session keeps is its own"
+
+
+def test_turns_with_tools_are_explained(llm: octavo.LLM) -> None:
+    turn = [{"role": "user", "content": "hi"}]
+    options = {"documents": [{"text": "a document"}], "add_generation_prompt": False}
+    with llm.session() as session:
+        prompt = session.generate(turn, GREEDY, max_tokens=1, **options).prompt_token_ids
+        said = session.explain_cache(turn, **options)
+        assert (said.prompt_tokens, said.cached_tokens) == (len(prompt), len(prompt) - 1)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
+            session.explain_cache(turn, temperature=0)
+    with pytest.raises(octavo.InvalidRequestError, match="the session is closed"):
+        session.explain_cache(turn)
 
 
 def test_evicted_and_when(tiny_path: str) -> None:
@@ -91,6 +128,11 @@ def test_without_prefix_caching(tiny_path: str) -> None:
 
 
 def test_bad_prompts(llm: octavo.LLM) -> None:
+    for salt in (5, None, "\ud800"):
+        with pytest.raises(octavo.InvalidRequestError, match="cache_salt must be a str that is valid Unicode"):
+            llm.explain_cache([1], cache_salt=salt)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"explain_cache\(\) got an unexpected keyword argument 'max_tokens'"):
+        llm.explain_cache([1], max_tokens=1)
     with pytest.raises(octavo.InvalidRequestError):
         llm.explain_cache([])
     with pytest.raises(octavo.InvalidRequestError, match="vocabulary"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -106,25 +110,25 @@ def test_another_model_is_refused(log: Path) -> None:
         octavo.replay(log, model=ORACLE / "gguf" / "llama-q4_0.gguf")
 
 
-def test_a_log_that_says_otherwise_is_told(log: Path, tmp_path: Path) -> None:
-    data = bytearray(log.read_bytes())
-    body = data.index(b"}", data.index(b'"vocab"')) + 1
+def test_damage_is_told(log: Path, tmp_path: Path) -> None:
+    data = log.read_bytes()
     rng = random.Random(5)
-    found = set()
-    for _ in range(60):
+    path = tmp_path / "changed.log"
+    head = len(b"octavo log\n") + 4
+    for _ in range(100):
         changed = bytearray(data)
-        changed[rng.randrange(body, len(data))] ^= 1 << rng.randrange(8)
-        path = tmp_path / "changed.log"
+        changed[rng.randrange(head, len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
-        try:
-            replay = octavo.replay(path, schedule_only=True)
-            found.add(replay.difference is None)
-            if replay.difference is not None:
-                assert "step" in replay.difference
-                assert "wanted" in replay.difference
-        except octavo.OctavoError as error:
-            assert "at byte" in str(error)  # noqa: PT017 (not every change is an error)
-    assert False in found
+        with pytest.raises(octavo.OctavoError, match=r"changed\.log: damaged at byte \d+"):
+            octavo.replay(path, schedule_only=True)
+    for appended in (b"x", bytes(100), data):
+        path.write_bytes(data + appended)
+        with pytest.raises(octavo.OctavoError, match=f"damaged at byte {len(data)}: .* {len(appended)} bytes follow"):
+            octavo.replay(path, schedule_only=True)
+
+
+def test_a_cache_type_that_was_chosen_is_in_the_log(log: Path) -> None:
+    assert b'"kv_cache_dtype":"f16"' in log.read_bytes()
 
 
 def test_a_recording_ends_with_its_engine(tiny_path: str, tmp_path: Path) -> None:
@@ -158,28 +162,104 @@ os._exit(9)
 
 
 def test_when_a_recording_cannot_begin(tiny_path: str, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("precious")
+    other = tmp_path / "other.log"
     with small(tiny_path) as llm:
-        with pytest.raises(OSError, match="nowhere"):
-            llm.record(tmp_path / "nowhere" / "run.log")
         with ExitStack() as streams:
             for i in range(60):
                 streams.enter_context(llm.stream([1, i], GREEDY, max_tokens=100))
             with pytest.raises(octavo.OctavoError, match="while nothing runs or waits"):
-                llm.record(precious)
+                llm.record(other)
         settled(llm)
         with llm.session(), pytest.raises(octavo.OctavoError, match="no session is open"):
-            llm.record(precious)
+            llm.record(other)
         with llm.record(tmp_path / "first.log"), pytest.raises(octavo.OctavoError, match=r"into .*first\.log"):
-            llm.record(precious)
-        assert precious.read_text() == "precious"
-        assert not (tmp_path / "second.log").exists()
-        with llm.record(precious):
-            pass
-        assert precious.read_bytes().startswith(b"octavo log\n")
+            llm.record(other)
+        assert not other.exists()
     with pytest.raises(octavo.EngineClosedError):
-        llm.record(precious)
+        llm.record(other)
+
+
+def test_only_a_log_is_written_over(tiny_path: str, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(tiny_path, model)
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "link").symlink_to(model)
+    with small(str(model)) as llm:
+        for path in (precious, model, tmp_path / "link"):
+            before = path.read_bytes()
+            with pytest.raises(FileExistsError, match="no octavo log") as caught:
+                llm.record(path)
+            assert caught.value.filename == str(path)
+            assert path.read_bytes() == before
+        again = tmp_path / "again.log"
+        again.touch()
+        for tokens in (30, 5):
+            with llm.record(again):
+                llm.generate([1, 2, 3], GREEDY, max_tokens=tokens)
+            assert octavo.replay(again, schedule_only=True).tokens == tokens
+
+
+def test_two_recordings_in_one_file(tiny_path: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    with small(tiny_path) as one, small(tiny_path) as two:
+        with one.record(path):
+            with pytest.raises(FileExistsError, match="another recording is being written into this file"):
+                two.record(path)
+            one.generate([1], GREEDY, max_tokens=3)
+        assert octavo.replay(path)
+        with two.record(path):
+            pass
+
+
+def test_a_recording_that_nobody_holds(tiny_path: str, tmp_path: Path) -> None:
+    with small(tiny_path) as llm:
+        assert llm.recording is None
+        llm.record(tmp_path / "dropped.log")
+        gc.collect()
+        assert llm.recording is not None
+        assert llm.recording.path == tmp_path / "dropped.log"
+        llm.recording.close()
+        assert llm.recording is None
+        with llm.record(tmp_path / "next.log") as recording:
+            assert llm.recording is recording
+            assert not recording.ended
+        assert recording.ended
+
+
+def test_errors_of_files_are_the_systems(tiny_path: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    absent = tmp_path / "no" / "run.log"
+    with small(tiny_path) as llm:
+        for call in (llm.record, octavo.replay):
+            for path, kind, number in [
+                (absent, FileNotFoundError, errno.ENOENT),
+                (tmp_path, IsADirectoryError, errno.EISDIR),
+                (pipe, OSError, errno.EINVAL),
+            ]:
+                with pytest.raises(kind) as caught:
+                    call(path)
+                assert (caught.value.errno, caught.value.filename) == (number, str(path))
+                assert "os error" not in str(caught.value)
+            for nothing in ("", "a\0b", "\ud800", None, 5):
+                with pytest.raises(octavo.InvalidRequestError, match="path must be a path"):
+                    call(nothing)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(log: Path, tmp_path: Path) -> None:
+    path = tmp_path / "closed.log"
+    path.write_bytes(log.read_bytes())
+    path.chmod(0)
+    with pytest.raises(PermissionError):
+        octavo.replay(path)
+
+
+@pytest.mark.parametrize("threads", [-1, 10**30, 1.5, "x", 0])
+def test_impossible_threads(log: Path, threads: Any) -> None:
+    with pytest.raises(octavo.ModelLoadError, match="threads must be"):
+        octavo.replay(log, threads=threads)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
@@ -187,8 +267,10 @@ def test_a_full_disk_is_told_and_the_answer_is_given(tiny_path: str) -> None:
     with small(tiny_path) as llm:
         recording = llm.record("/dev/full")
         assert len(llm.generate([1, 2, 3], GREEDY, max_tokens=7).token_ids) == 7
-        with pytest.raises(OSError, match="/dev/full"):
+        with pytest.raises(OSError, match="/dev/full") as caught:
             recording.close()
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
+        assert recording.ended
 
 
 def test_what_is_no_log(tmp_path: Path) -> None:

@@ -175,10 +175,23 @@ def test_what_a_turn_cannot_have(tiny: octavo.LLM, how: dict[str, Any], told: st
         session.generate([5, 6], **how)
 
 
-@pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_time_to_live_is_some_time(tiny: octavo.LLM, ttl_s: float) -> None:
-    with pytest.raises(octavo.InvalidRequestError, match="ttl_s must be a number of seconds above 0"):
+@pytest.mark.parametrize("ttl_s", [0, 0.0, -1.0, float("nan"), float("inf"), "x", None, 10**400, []], ids=repr)
+def test_a_time_to_live_is_some_time(tiny: octavo.LLM, ttl_s: Any) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match="ttl_s must be a finite number of seconds above 0") as caught:
         tiny.session(ttl_s=ttl_s)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("ttl_s", [1e-300, 1, 1e18, 1e300])
+def test_a_very_long_time_to_live(tiny: octavo.LLM, ttl_s: float) -> None:
+    with tiny.session(ttl_s=ttl_s) as session:
+        session.generate([5, 6], GREEDY, max_tokens=3)
+
+
+@pytest.mark.parametrize("salt", [5, None, "\ud800", b"x"])
+def test_a_namespace_is_a_text(tiny: octavo.LLM, salt: Any) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match="cache_salt must be a str that is valid Unicode"):
+        tiny.session(cache_salt=salt)
 
 
 def test_closed_sessions_and_closed_models(tiny_path: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,34 @@ def test_a_deadline_before_the_first_token_leaves_nothing_to_compare(tiny: octav
     verification = tiny.verify(caught.value.partial)
     assert verification.tokens == 0
     assert "'deadline': it has no tokens" in verification.limits[0]
+
+
+def test_what_the_answer_was_made_with_is_told(tiny: octavo.LLM, tiny_path: str, tmp_path: Path) -> None:
+    result = tiny.generate(list(range(30)), GREEDY, max_tokens=30, logprobs=0)
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(tiny_path, copy)
+    with octavo.LLM(copy, kv_cache_bytes="1MiB", threads=1, block_size=32, max_num_seqs=3, seed=5) as other:
+        verification = other.verify(result)
+        assert verification, str(verification)
+        assert verification.limits == ()
+    other_model = ORACLE / "gguf" / "llama-q4_0.gguf"
+    for model, settings, told in [
+        (tiny_path, {"kv_cache_dtype": "f32"}, "kv_cache_dtype f16, this model has f32"),
+        (tiny_path, {"dtype": "f32", "kv_cache_dtype": "f16"}, "dtype auto, this model has f32"),
+        (tiny_path, {"device": "reference", "kv_cache_dtype": "f16"}, "device cpu, this model has reference"),
+        (other_model, {}, "llama-q4_0.gguf ("),
+    ]:
+        with octavo.LLM(model, kv_cache_bytes="1MiB", **settings) as other:
+            verification = other.verify(result)
+        assert len(verification.limits) == 1, verification
+        assert told in verification.limits[0]
+        assert told in str(verification)
+
+
+@pytest.mark.parametrize("nothing", [None, 5, "text"])
+def test_what_is_no_result(tiny: octavo.LLM, nothing: Any) -> None:
+    with pytest.raises(octavo.InvalidRequestError, match=r"result must be an octavo\.Result, not a"):
+        tiny.verify(nothing)
 
 
 def test_a_difference_is_found_and_told(tiny: octavo.LLM) -> None:

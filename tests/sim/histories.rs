@@ -67,9 +67,7 @@ fn play(seed: u64) -> Tally {
     let mut coins = Coins(seed);
     let config = any_config(&mut coins);
     let mut world = World::new(config.clone());
-    let mut log = LogWriter::default();
-    log.header(&record::header(config.clone()));
-    world.log = Some(log);
+    world.log = Some(LogWriter::default());
     let mut tally = Tally::new();
     let mut requests: Vec<Request> = Vec::new();
     for id in 0..SESSIONS {
@@ -119,7 +117,7 @@ fn play(seed: u64) -> Tally {
     world.finish(4 * work + 100);
     (0..SESSIONS).for_each(|id| world.apply(Command::CloseSession(SessionId(id))));
     world.assert_home();
-    check_log(&mut world);
+    check_log(&mut world, &config);
     for request in &requests {
         compare(&config, request, world.outcome(request.id), &mut tally);
     }
@@ -127,10 +125,12 @@ fn play(seed: u64) -> Tally {
 }
 
 /// The day can be played again from its log.
-fn check_log(world: &mut World) {
+fn check_log(world: &mut World, config: &SchedulerConfig) {
+    let mut header = LogWriter::default();
+    header.header(&record::header(config.clone()));
     let mut log = world.log.take().expect("the day was recorded");
     log.end(0);
-    let report = record::play(&log.take(), Tokens::Recorded, false).expect("a log");
+    let report = record::play(&record::sealed([&header.take(), &log.take()]), Tokens::Recorded, false).expect("a log");
     assert_eq!((report.difference, report.incomplete), (None, None));
     assert_eq!((report.requests, report.steps), (world.outcomes.len() as u64, world.scheduler.stats().steps));
 }

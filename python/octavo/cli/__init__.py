@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -47,22 +48,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (chat, run, pull, inspect, replay, lint_prompts, doctor):
         command.add(commands)
     chosen = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's or the pipe's encoding does not have is written as \\u…, as Python does it on stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status: int = chosen.command(chosen)
         sys.stdout.flush()
         return status
     except OctavoError as error:
-        print(f"octavo: {error}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except UnicodeEncodeError as error:
-        print(f"octavo: an argument is not valid text: {error.reason}", file=sys.stderr)
-        return 1
+    except UnicodeDecodeError as error:
+        return _failed(f"the input is not {error.encoding} text: {error.reason} at byte {error.start}")
     except OSError as error:
         # Python would complain once more when it flushes at exit, so give it somewhere to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0  # the reader has seen enough
-        print(f"octavo: {error}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
+    except MemoryError:
+        return _failed("there is not enough memory")
+    except Exception as error:
+        return _failed(f"internal error, please report it: {type(error).__name__}: {error}")
+
+
+def _failed(why: str) -> int:
+    print(f"octavo: {' '.join(why.split())}", file=sys.stderr)
+    return 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo._errors import InvalidRequestError
+from octavo._paths import checked_path
 from octavo.cli import _options
 
 
@@ -42,13 +43,21 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _read(file: str) -> list[Any]:
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    data = sys.stdin.buffer.read() if file == "-" else Path(checked_path("file", file)).read_bytes()
+    try:
+        # Windows' editors begin a file with a mark.
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file}: this is no UTF-8 text, at byte {error.start}: {error.reason}") from None
     prompts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not `splitlines`: JSON may have U+2028 and the like inside a string.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             prompts.append(json.loads(line))
+        except RecursionError:
+            raise InvalidRequestError(f"{file}, line {number}: a prompt is nested too deeply") from None
         except ValueError as error:
             raise InvalidRequestError(f"{file}, line {number}: a prompt is a line of JSON: {error}") from None
     return prompts

@@ -10,7 +10,7 @@ use pyo3::types::PyString;
 
 use crate::errors::{invalid, not_loaded, refused};
 use crate::facts::{Facts, Stats};
-use crate::fields::token_ids;
+use crate::fields::{argument, token_ids};
 use crate::home::Home;
 use crate::params;
 use crate::prompt::{Chat, prompt};
@@ -86,7 +86,11 @@ impl Engine {
         py.detach(|| engine.token_ids(&prompt, None)).map_err(refused)
     }
 
-    fn open_session(&self, ttl_s: f64, cache_salt: String) -> PyResult<SessionHandle> {
+    fn made_otherwise(&self, result: &Bound<'_, RequestResult>) -> PyResult<Vec<(&'static str, String, String)>> {
+        Ok(result.get().origin.otherwise(self.0.get()?.origin()))
+    }
+
+    fn open_session(&self, ttl_s: &Bound<'_, PyAny>, cache_salt: &Bound<'_, PyAny>) -> PyResult<SessionHandle> {
         SessionHandle::open(self.0.get()?, ttl_s, cache_salt)
     }
 
@@ -94,15 +98,16 @@ impl Engine {
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
-        cache_salt: &str,
+        cache_salt: &Bound<'_, PyAny>,
         session: Option<Py<SessionHandle>>,
     ) -> PyResult<CacheExplanation> {
         let engine = self.0.get()?;
         let prompt = self::prompt(prompt)?;
         let session = session.map(|session| session.get().session.get().cloned()).transpose()?;
         let session = session.as_deref();
+        let cache_salt: String = argument("cache_salt", params::TEXT, cache_salt).map_err(invalid)?;
         let ids = py.detach(|| engine.token_ids(&prompt, session)).map_err(refused)?;
-        let said = answer(py, engine.explain(ids.clone(), cache_salt, session).map_err(refused)?)?;
+        let said = answer(py, engine.explain(ids.clone(), &cache_salt, session).map_err(refused)?)?;
         Ok(CacheExplanation::new(engine, &ids, &said, engine.now()))
     }
 
@@ -142,7 +147,7 @@ impl Engine {
         Recording::begin(py, self.0.get()?, path)
     }
 
-    fn events(&self, capacity: usize) -> PyResult<Events> {
+    fn events(&self, capacity: &Bound<'_, PyAny>) -> PyResult<Events> {
         Events::new(self.0.get()?, capacity)
     }
 
@@ -165,6 +170,7 @@ fn submit(
         logprobs: params.logprobs.is_some(),
         prompt_logprobs: params.prompt_logprobs.is_some(),
         block_bytes: engine.facts().block_bytes as usize,
+        origin: engine.origin().clone(),
     };
     let ticket = py.detach(|| engine.submit(prompt, params, options)).map_err(refused)?;
     Ok(Ticket::new(ticket, engine, asked))

@@ -1,12 +1,14 @@
 //! Rust's errors as Python's. The tree itself is `python/octavo/_errors.py`.
 
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::time::Duration;
 
 use octavo::engine::{ChoiceResult, Engine, SubmitError, Ticket};
 use octavo::error::LoadError;
 use octavo::request::{Finish, Rejection};
 use octavo_kernels::BackendError;
-use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError};
 use pyo3::prelude::*;
 
 pyo3::import_exception!(octavo._errors, DeadlineExceededError);
@@ -21,6 +23,25 @@ pyo3::import_exception!(octavo._errors, QueueFullError);
 /// A request that makes no sense.
 pub fn invalid(what: String) -> PyErr {
     InvalidRequestError::new_err(what)
+}
+
+/// An error of the system about a file: with its number and the file's name Python finds the class for it.
+pub fn of_file(path: &Path, error: &io::Error) -> PyErr {
+    // Of what we refuse ourselves.
+    let ours = match error.kind() {
+        ErrorKind::AlreadyExists => "EEXIST",
+        ErrorKind::IsADirectory => "EISDIR",
+        ErrorKind::FileTooLarge => "EFBIG",
+        _ => "EINVAL",
+    };
+    let made = Python::attach(|py| {
+        let (number, text) = match error.raw_os_error() {
+            Some(number) => (number, py.import("os")?.call_method1("strerror", (number,))?.extract()?),
+            None => (py.import("errno")?.getattr(ours)?.extract()?, error.to_string()),
+        };
+        PyResult::Ok(PyOSError::new_err((number, text, path.as_os_str().to_owned())))
+    });
+    made.unwrap_or_else(|other| other)
 }
 
 /// Why a call was not taken.

@@ -1,5 +1,7 @@
 //! Reads named values of Python objects. A value of the wrong kind is told by its name, what was wanted and what was found.
 
+use std::time::Duration;
+
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -14,22 +16,31 @@ impl<'py> Fields<'_, 'py> {
     /// The attribute `name`, which must be `wanted`.
     pub fn get<T: FromPyObjectOwned<'py>>(&self, name: &str, wanted: &str) -> Result<T, String> {
         let value = self.raw(name)?;
-        value.extract().map_err(|_| mismatch(name, wanted, &value))
+        argument(name, wanted, &value)
     }
 
     /// A whole number from 0 up.
     pub fn whole(&self, name: &str) -> Result<usize, String> {
-        self.get(name, "a whole number from 0 up")
+        self.get(name, "a whole number from 0 to 2**64 - 1")
     }
 
-    /// A whole number from 0 up, or `None`.
-    pub fn whole_or_none(&self, name: &str) -> Result<Option<usize>, String> {
-        self.get(name, "a whole number from 0 up, or None")
+    /// A whole number from 1 up.
+    pub fn count(&self, name: &str) -> Result<usize, String> {
+        self.get(name, "a whole number from 1 to 2**64 - 1")
     }
 
-    /// A number.
-    pub fn number(&self, name: &str) -> Result<f32, String> {
-        self.get(name, "a number")
+    /// A whole number from 1 up, or `None`.
+    pub fn count_or_none(&self, name: &str) -> Result<Option<usize>, String> {
+        self.get(name, "a whole number from 1 to 2**64 - 1, or None")
+    }
+
+    /// A span of time, or `None`.
+    pub fn seconds_or_none(&self, name: &str) -> Result<Option<Duration>, String> {
+        let value = self.raw(name)?;
+        if value.is_none() {
+            return Ok(None);
+        }
+        seconds(name, "a finite number of seconds from 0 up, or None", &value).map(Some)
     }
 
     /// `True` or `False`.
@@ -79,6 +90,33 @@ impl<'py> Fields<'_, 'py> {
 
     fn raw(&self, name: &str) -> Result<Bound<'py, PyAny>, String> {
         self.0.getattr(name).map_err(|error| error.to_string())
+    }
+}
+
+/// The argument `name`, which must be `wanted`.
+pub fn argument<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    wanted: &str,
+    value: &Bound<'py, PyAny>,
+) -> Result<T, String> {
+    value.extract().map_err(|_| mismatch(name, wanted, value))
+}
+
+/// The argument `name`, a span of time. One that no clock will see the end of is the longest there is.
+pub fn seconds(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> Result<Duration, String> {
+    let seconds: f64 = argument(name, wanted, value)?;
+    if !seconds.is_finite() || seconds < 0.0 {
+        return Err(mismatch(name, wanted, value));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// How long to wait. `None`, also for infinity: for ever.
+pub fn patience(name: &str, value: Option<&Bound<'_, PyAny>>) -> Result<Option<Duration>, String> {
+    match value {
+        Some(value) if value.extract().is_ok_and(|seconds: f64| seconds == f64::INFINITY) => Ok(None),
+        Some(value) => seconds(name, "a number of seconds from 0 up, or None", value).map(Some),
+        None => Ok(None),
     }
 }
 

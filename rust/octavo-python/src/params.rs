@@ -1,11 +1,9 @@
 //! Settings of an engine, parameters and options of a call: Python objects with the same names as the Rust fields.
 
-use std::time::Duration;
-
 use octavo::engine::Options;
 use octavo::engine::config::{Device, EngineConfig};
 use octavo::load::WeightDtype;
-use octavo::request::{Constraint, SamplingParams, Wanted};
+use octavo::request::{Constraint, MAX_LOGPROBS, SamplingParams, Wanted};
 use octavo_kernels::CacheDtype;
 use pyo3::prelude::*;
 
@@ -22,14 +20,14 @@ pub fn engine_config(settings: &Bound<'_, PyAny>) -> PyResult<EngineConfig> {
             dtype: dtype(&fields)?,
             kv_cache_dtype: kv_cache_dtype(&fields)?,
             kv_cache_bytes: fields.get("kv_cache_bytes", "a number of bytes, or None")?,
-            block_size: fields.whole("block_size")?,
-            max_model_len: fields.whole_or_none("max_model_len")?,
-            max_num_seqs: fields.whole("max_num_seqs")?,
-            max_num_batched_tokens: fields.whole_or_none("max_num_batched_tokens")?,
+            block_size: fields.get("block_size", "a multiple of 16 up to 1024")?,
+            max_model_len: fields.count_or_none("max_model_len")?,
+            max_num_seqs: fields.count("max_num_seqs")?,
+            max_num_batched_tokens: fields.count_or_none("max_num_batched_tokens")?,
             max_queue: fields.whole("max_queue")?,
             itl_target_ms: fields.get("itl_target_ms", "a number of milliseconds, or None")?,
             enable_prefix_caching: fields.flag("enable_prefix_caching")?,
-            threads: fields.whole_or_none("threads")?,
+            threads: fields.count_or_none("threads")?,
             seed: fields.get("seed", "a whole number from 0 to 2**64 - 1")?,
         })
     };
@@ -76,30 +74,31 @@ pub fn sampling_params(params: &Bound<'_, PyAny>) -> PyResult<(SamplingParams, u
 }
 
 fn read_sampling_params(fields: &Fields<'_, '_>) -> Result<(SamplingParams, usize), String> {
+    let alternatives = format!("a whole number from 0 to {MAX_LOGPROBS}, or None");
     let params = SamplingParams {
-        temperature: fields.number("temperature")?,
-        top_p: fields.number("top_p")?,
-        top_k: fields.get("top_k", "a whole number from 0 up")?,
-        min_p: fields.number("min_p")?,
-        max_tokens: fields.whole("max_tokens")?,
+        temperature: fields.get("temperature", "a number from 0 to 100")?,
+        top_p: fields.get("top_p", "a number above 0, and at most 1")?,
+        top_k: fields.get("top_k", "a whole number from 0 to 2**32 - 1")?,
+        min_p: fields.get("min_p", "a number from 0 to 1")?,
+        max_tokens: fields.count("max_tokens")?,
         min_tokens: fields.whole("min_tokens")?,
         stop: fields.texts("stop")?,
         stop_token_ids: fields.token_ids("stop_token_ids")?.unwrap_or_default(),
         include_stop_str_in_output: fields.flag("include_stop_str_in_output")?,
         ignore_eos: fields.flag("ignore_eos")?,
         seed: fields.get("seed", "a whole number from 0 to 2**64 - 1, or None")?,
-        presence_penalty: fields.number("presence_penalty")?,
-        frequency_penalty: fields.number("frequency_penalty")?,
-        repetition_penalty: fields.number("repetition_penalty")?,
+        presence_penalty: fields.get("presence_penalty", "a number from -100 to 100")?,
+        frequency_penalty: fields.get("frequency_penalty", "a number from -100 to 100")?,
+        repetition_penalty: fields.get("repetition_penalty", "a number above 0, and at most 100")?,
         logit_bias: fields.bias("logit_bias")?,
         bad_words: fields.words("bad_words")?,
         allowed_token_ids: fields.token_ids("allowed_token_ids")?,
-        logprobs: fields.whole_or_none("logprobs")?,
-        prompt_logprobs: fields.whole_or_none("prompt_logprobs")?,
+        logprobs: fields.get("logprobs", &alternatives)?,
+        prompt_logprobs: fields.get("prompt_logprobs", &alternatives)?,
         skip_special_tokens: fields.flag("skip_special_tokens")?,
         constraint: constraint(fields)?,
     };
-    Ok((params, fields.whole("n")?))
+    Ok((params, fields.count("n")?))
 }
 
 fn constraint(fields: &Fields<'_, '_>) -> Result<Option<Constraint>, String> {
@@ -133,25 +132,23 @@ pub fn wanted(name: &str, score_from: Option<usize>) -> PyResult<Wanted> {
     }
 }
 
+/// What a `cache_salt` must be.
+pub const TEXT: &str = "a str that is valid Unicode";
+
 /// Reads `octavo._params.CallOptions`.
 pub fn options(call: &Bound<'_, PyAny>, choices: usize, wanted: Wanted) -> PyResult<Options> {
     read_options(&Fields(call), choices, wanted).map_err(invalid)
 }
 
 fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: Wanted) -> Result<Options, String> {
-    let deadline_s: Option<f64> = fields.get("deadline_s", "a number of seconds, or None")?;
-    let deadline = deadline_s.map(|seconds| {
-        Duration::try_from_secs_f64(seconds)
-            .map_err(|_| format!("deadline_s must be a number of seconds from 0 up, not {seconds}"))
-    });
     Ok(Options {
         choices,
         wanted,
         priority: fields.get("priority", "a whole number of at most 32 bits")?,
-        deadline: deadline.transpose()?,
-        cache_salt: fields.get("cache_salt", "a str")?,
+        deadline: fields.seconds_or_none("deadline_s")?,
+        cache_salt: fields.get("cache_salt", TEXT)?,
         shares_prefixes: true,
-        user: fields.get::<Option<String>>("user", "a str, or None")?.unwrap_or_default(),
+        user: fields.get::<Option<String>>("user", "a str that is valid Unicode, or None")?.unwrap_or_default(),
         session: None,
         every_token: false,
         waker: None,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo::engine::{ChoiceResult, Options, Prompt, Ticket};
+use octavo::engine::{ChoiceResult, Options, Origin, Prompt, Ticket};
 use octavo::observe::anatomy;
 use octavo::request::{Finish, SamplingParams, StopReason};
 use pyo3::prelude::*;
@@ -85,13 +85,15 @@ pub struct RequestResult {
     #[pyo3(get)]
     usage: Usage,
     params: Arc<SamplingParams>,
+    pub origin: Arc<Origin>,
 }
 
-/// What the request asked for and the choices do not say.
+/// What the choices do not say.
 pub struct Asked {
     pub logprobs: bool,
     pub prompt_logprobs: bool,
     pub block_bytes: usize,
+    pub origin: Arc<Origin>,
 }
 
 impl RequestResult {
@@ -114,6 +116,7 @@ impl RequestResult {
             prompt_logprobs: asked.prompt_logprobs.then(aligned).transpose()?,
             usage,
             params: ticket.params().clone(),
+            origin: asked.origin.clone(),
             choices: choices
                 .map(|(index, result)| Py::new(py, choice(py, ticket, index, result, asked)?))
                 .collect::<PyResult<_>>()?,

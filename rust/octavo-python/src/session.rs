@@ -1,5 +1,6 @@
 //! Conversations that keep their blocks, and what the cache says about a prompt.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,9 @@ use octavo::request::Time;
 use pyo3::prelude::*;
 
 use crate::errors::{invalid, refused};
+use crate::fields::{argument, seconds};
 use crate::home::Home;
+use crate::params::TEXT;
 use crate::ticket::SLICE;
 
 /// Waits for an answer of the engine thread, in slices and without the GIL, so that Ctrl-C gets through.
@@ -30,9 +33,15 @@ pub struct SessionHandle {
 }
 
 impl SessionHandle {
-    pub fn open(engine: &engine::Engine, ttl_s: f64, cache_salt: String) -> PyResult<Self> {
-        let ttl = Duration::try_from_secs_f64(ttl_s).ok().filter(|ttl| !ttl.is_zero());
-        let ttl = ttl.ok_or_else(|| invalid(format!("ttl_s must be a number of seconds above 0, not {ttl_s}")))?;
+    pub fn open(engine: &engine::Engine, ttl_s: &Bound<'_, PyAny>, cache_salt: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let wanted = "a finite number of seconds above 0";
+        let ttl = seconds("ttl_s", wanted, ttl_s).map_err(invalid)?;
+        if ttl_s.eq(0.0)? {
+            return Err(invalid(format!("ttl_s must be {wanted}, not 0")));
+        }
+        // What rounds to nothing is still some time.
+        let ttl = ttl.max(Duration::from_nanos(1));
+        let cache_salt = argument("cache_salt", TEXT, cache_salt).map_err(invalid)?;
         let session = engine.open_session(ttl, cache_salt).map_err(refused)?;
         Ok(Self { session: Home::new(Arc::new(session)), block_bytes: engine.facts().block_bytes })
     }
@@ -124,34 +133,38 @@ impl SessionEvent {
 }
 
 /// What a prompt would find in the cache, and why not more.
-#[pyclass(module = "octavo", frozen, get_all)]
+#[pyclass(module = "octavo", frozen)]
 pub struct CacheExplanation {
+    #[pyo3(get)]
     prompt_tokens: usize,
+    #[pyo3(get)]
     cached_tokens: usize,
+    #[pyo3(get)]
     lost_tokens: usize,
+    #[pyo3(get)]
     lost_ms: Option<f64>,
+    #[pyo3(get)]
     reason: &'static str,
+    #[pyo3(get)]
     differs_at: Option<usize>,
-    prompt_text: Option<String>,
-    cached_text: Option<String>,
+    sides: Option<[Side; 2]>,
+    #[pyo3(get)]
     evicted_s_ago: Option<f64>,
+    #[pyo3(get)]
     block_size: usize,
 }
 
 impl CacheExplanation {
     pub fn new(engine: &engine::Engine, prompt: &[u32], said: &kv::CacheExplanation, now: Time) -> Self {
-        let (mut differs_at, mut texts, mut evicted) = (None, None, None);
+        let (mut differs_at, mut sides, mut evicted) = (None, None, None);
         match &said.reason {
             MissReason::Differs { index, stored } => {
-                let text = |ids: &[u32]| String::from_utf8_lossy(&engine.tokenizer().decode_bytes(ids)).into_owned();
-                let end = prompt.len().min(index + stored.len());
-                texts = Some((text(&prompt[*index..end]), text(stored)));
+                sides = Some(Side::both(engine, prompt, *index, stored));
                 differs_at = Some(*index);
             }
             MissReason::Evicted { at } => evicted = Some(now.since(*at) as f64 / 1e9),
             _ => {}
         }
-        let (prompt_text, cached_text) = texts.unzip();
         Self {
             prompt_tokens: said.prompt_tokens,
             cached_tokens: said.cached_tokens,
@@ -159,11 +172,17 @@ impl CacheExplanation {
             lost_ms: said.lost_ns.map(|ns| ns as f64 / 1e6),
             reason: said.reason.name(),
             differs_at,
-            prompt_text,
-            cached_text,
+            sides,
             evicted_s_ago: evicted,
             block_size: engine.facts().block_size,
         }
+    }
+
+    fn side(&self, which: usize) -> Option<String> {
+        self.sides.as_ref().map(|sides| match &sides[which] {
+            Side::Text(text) => text.clone(),
+            bytes @ Side::Bytes(_) => bytes.to_string(),
+        })
     }
 
     fn because(&self) -> String {
@@ -171,23 +190,85 @@ impl CacheExplanation {
         match self.reason {
             "complete" => "all but the last token, which is always computed".into(),
             "disabled" => "prefix caching is off".into(),
-            "shorter_than_block" => format!("what is left does not fill a block of {block_size} tokens"),
+            "shorter_than_block" => format!(
+                "what is left, but for the last token, which is always computed, does not fill a block of {block_size} tokens"
+            ),
             "not_yet_filled" => "a running request is computing the rest; who asks now waits for it".into(),
             "evicted" => format!("the next block was evicted {:.1} s ago", self.evicted_s_ago.unwrap_or_default()),
-            "differs" => format!(
-                "token {} differs: the prompt has {:?}, the cache {:?}",
-                self.differs_at.unwrap_or_default(),
-                self.prompt_text.as_deref().unwrap_or_default(),
-                self.cached_text.as_deref().unwrap_or_default()
-            ),
+            "differs" => {
+                let at = self.differs_at.unwrap_or_default();
+                match &self.sides {
+                    Some([ours, theirs]) if ours != theirs => {
+                        format!("token {at} differs: the prompt has {ours}, the cache {theirs}")
+                    }
+                    Some([both, _]) => format!("token {at} differs: prompt and cache have {both}, in other tokens"),
+                    None => format!("token {at} differs"),
+                }
+            }
             "empty_namespace" => "nothing is cached under this cache_salt".into(),
             _ => "nothing that is cached goes on like this".into(),
         }
     }
 }
 
+/// What prompt or cache has from where they differ, up to the end of a block.
+#[derive(PartialEq)]
+enum Side {
+    Text(String),
+    /// Where text would not tell the two apart.
+    Bytes(Vec<u8>),
+}
+
+impl Side {
+    /// Of the prompt, and of the cache. A character that is begun before counts from its beginning; one that is cut off at
+    /// the end does not count, unless there is nothing else to tell the two apart by.
+    fn both(engine: &engine::Engine, prompt: &[u32], index: usize, stored: &[u32]) -> [Self; 2] {
+        let bytes = |ids: &[u32]| engine.tokenizer().decode_bytes(ids);
+        let before = bytes(&prompt[index.saturating_sub(MOST_BYTES)..index]);
+        let begun = &before[before.len() - unfinished(&before)..];
+        let end = prompt.len().min(index + stored.len());
+        let sides = [&prompt[index..end], stored].map(|ids| [begun, &bytes(ids)[..]].concat());
+        let whole = |bytes: &[u8]| bytes.len() - unfinished(bytes);
+        let [ours, theirs] = [0, 1].map(|side| &sides[side][..whole(&sides[side])]);
+        let cut = sides.iter().any(|side| unfinished(side) > 0);
+        if cut && (ours.starts_with(theirs) || theirs.starts_with(ours)) {
+            return sides.map(Self::Bytes);
+        }
+        [ours, theirs].map(|bytes| Self::Text(String::from_utf8_lossy(bytes).into_owned()))
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Bytes(bytes) => write!(f, "b\"{}\"", bytes.escape_ascii()),
+        }
+    }
+}
+
+/// Most bytes of a character, and so most tokens.
+const MOST_BYTES: usize = 4;
+
+/// How many bytes at the end begin a character that does not end there.
+fn unfinished(bytes: &[u8]) -> usize {
+    let last = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let begins = std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+    if begins { last.len() } else { 0 }
+}
+
 #[pymethods]
 impl CacheExplanation {
+    #[getter]
+    fn prompt_text(&self) -> Option<String> {
+        self.side(0)
+    }
+
+    #[getter]
+    fn cached_text(&self) -> Option<String> {
+        self.side(1)
+    }
+
     fn __str__(&self) -> String {
         let Self { prompt_tokens, cached_tokens, lost_tokens, .. } = self;
         let lost = match self.lost_ms {

@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use crate::chunk::{Chunk, TokenLogprobs, logprobs};
-use crate::errors::{OctavoError, failed};
+use crate::errors::{OctavoError, failed, invalid};
+use crate::fields::patience;
 use crate::home::Home;
 use crate::result::{Asked, RequestResult};
 
@@ -37,15 +38,15 @@ impl Ticket {
     fn wait_for<T: Send>(
         &self,
         py: Python<'_>,
-        patience_s: Option<f64>,
+        patience_s: Option<&Bound<'_, PyAny>>,
         look: impl Fn(&engine::Ticket, Duration) -> Option<T> + Sync,
     ) -> PyResult<Option<T>> {
         let ticket = self.ticket.get()?;
+        let patience = patience("patience_s", patience_s).map_err(invalid)?;
         // What is there is taken with the GIL in hand: to give it away and get it back costs more.
         if let Some(found) = look(ticket, Duration::ZERO) {
             return Ok(Some(found));
         }
-        let patience = patience_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         if patience == Some(Duration::ZERO) {
             return Ok(None);
         }
@@ -77,7 +78,7 @@ impl Ticket {
 #[pymethods]
 impl Ticket {
     #[pyo3(signature = (patience_s=None))]
-    pub fn next(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<Option<Chunk>> {
+    pub fn next(&self, py: Python<'_>, patience_s: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Chunk>> {
         let found = self.wait_for(py, patience_s, |ticket, patience| match ticket.next_within(patience) {
             Next::NotYet => None,
             next => Some(next),
@@ -93,7 +94,7 @@ impl Ticket {
     }
 
     #[pyo3(signature = (patience_s=None))]
-    fn wait(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<bool> {
+    fn wait(&self, py: Python<'_>, patience_s: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let look = |ticket: &engine::Ticket, patience| ticket.finished_within(patience).then_some(());
         Ok(self.wait_for(py, patience_s, look)?.is_some())
     }

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use octavo::engine::{self, RecordError, ReplayError, ReplayOptions, Replayed};
 use octavo::observe::events::EngineEvent;
-use octavo::observe::readers::{EventReader, NextEvent, Stamped};
+use octavo::observe::readers::{EventReader, MAX_CAPACITY, NextEvent, Stamped};
 use octavo::observe::record::{self, LogError, Summary};
-use pyo3::exceptions::{PyOSError, PyUserWarning};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{EngineClosedError, OctavoError, not_loaded, refused};
+use crate::errors::{EngineClosedError, ModelLoadError, OctavoError, invalid, not_loaded, of_file, refused};
+use crate::fields::{argument, patience};
 use crate::home::Home;
 use crate::ticket::SLICE;
 
-/// Asks `look` again and again, in slices and without the GIL, until it has an answer or `patience_s` has passed (`None`:
-/// for ever).
+/// Asks `look` again and again, in slices and without the GIL, until it has an answer or `patience` has passed (`None`: for
+/// ever).
 fn wait_for<T: Send>(
     py: Python<'_>,
-    patience_s: Option<f64>,
+    patience: Option<Duration>,
     mut look: impl FnMut(Duration) -> Option<T> + Send,
 ) -> PyResult<Option<T>> {
-    let patience = patience_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
     let begun = Instant::now();
     loop {
         let left = patience.map_or(SLICE, |patience| patience.saturating_sub(begun.elapsed()));
@@ -146,7 +146,9 @@ pub struct Events {
 }
 
 impl Events {
-    pub fn new(engine: &engine::Engine, capacity: usize) -> PyResult<Self> {
+    pub fn new(engine: &engine::Engine, capacity: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let wanted = format!("a number of events from 1 to {MAX_CAPACITY}");
+        let capacity = argument("capacity", &wanted, capacity).map_err(invalid)?;
         let reader = engine.events(capacity).map_err(refused)?;
         Ok(Self { reader: Home::new(reader), block_size: engine.facts().block_size })
     }
@@ -167,9 +169,10 @@ impl Events {
     }
 
     #[pyo3(signature = (patience_s=None))]
-    fn next(&self, py: Python<'_>, patience_s: Option<f64>) -> PyResult<Option<Event>> {
+    fn next(&self, py: Python<'_>, patience_s: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Event>> {
+        let patience = patience("patience_s", patience_s).map_err(invalid)?;
         let reader = self.reader.get()?;
-        let found = wait_for(py, patience_s, |patience| match reader.next_within(patience) {
+        let found = wait_for(py, patience, |patience| match reader.next_within(patience) {
             NextEvent::NotYet => None,
             next => Some(next),
         })?;
@@ -221,7 +224,7 @@ impl Recording {
         Ok(Self { engine: Home::new(engine.clone()), recording: begun.map_err(not_recorded)? })
     }
 
-    /// What became of it, if it has ended.
+    /// What became of it, if it has ended well.
     fn summary(&self) -> Option<Summary> {
         self.recording.ended_within(Duration::ZERO).and_then(Result::ok)
     }
@@ -244,10 +247,15 @@ impl Recording {
         self.recording.counts().1
     }
 
+    #[getter]
+    fn ended(&self) -> bool {
+        self.recording.ended_within(Duration::ZERO).is_some()
+    }
+
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.engine.get()?.end_recording(&self.recording);
         match wait_for(py, None, |patience| self.recording.ended_within(patience))? {
-            Some(Err(why)) => Err(PyOSError::new_err(why)),
+            Some(Err(why)) => Err(of_file(self.recording.path(), &why)),
             Some(Ok(Summary { lost, .. })) if lost > 0 => {
                 let path = self.recording.path().display();
                 let what = format!("{path}: {lost} entries were lost, because the disk was too slow for them");
@@ -276,7 +284,7 @@ impl Recording {
 
 fn not_recorded(error: RecordError) -> PyErr {
     match error {
-        RecordError::File { .. } => PyOSError::new_err(error.to_string()),
+        RecordError::File { path, source } => of_file(&path, &source),
         RecordError::Refused(why) => OctavoError::new_err(why),
         RecordError::Closed(reason) => EngineClosedError::new_err(reason),
     }
@@ -295,9 +303,11 @@ pub fn replay(
     path: PathBuf,
     model: Option<PathBuf>,
     schedule_only: bool,
-    threads: Option<usize>,
+    threads: &Bound<'_, PyAny>,
     check: bool,
 ) -> PyResult<Replay> {
+    let wanted = "a whole number from 1 up, or None";
+    let threads = argument("threads", wanted, threads).map_err(ModelLoadError::new_err)?;
     let mut replay = engine::Replay::start(&path, ReplayOptions { model, schedule_only, threads, check })?;
     let played = wait_for(py, None, |patience| replay.ended_within(patience));
     // Ending one that is under way waits for its thread.
@@ -305,9 +315,7 @@ pub fn replay(
     match played? {
         Some(Ok(replayed)) => Ok(Replay(replayed)),
         Some(Err(ReplayError::Load(error))) => Err(not_loaded(error)),
-        Some(Err(error @ ReplayError::Log { source: LogError::Read(_), .. })) => {
-            Err(PyOSError::new_err(error.to_string()))
-        }
+        Some(Err(ReplayError::Log { source: LogError::Read(error), path })) => Err(of_file(&path, &error)),
         Some(Err(error)) => Err(OctavoError::new_err(error.to_string())),
         None => Err(OctavoError::new_err("the replay has no outcome")),
     }

@@ -18,6 +18,18 @@ pub enum Device {
     CudaShim,
 }
 
+impl Device {
+    /// As it is asked for.
+    pub fn name(self) -> String {
+        match self {
+            Self::Cpu => "cpu".into(),
+            Self::Reference => "reference".into(),
+            Self::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            Self::CudaShim => "cuda-shim".into(),
+        }
+    }
+}
+
 /// Settings of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {

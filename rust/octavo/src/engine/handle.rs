@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::call::{Options, Prompt, SubmitError, check_name};
 use super::config::EngineConfig;
 use super::mailbox::Mailbox;
+use super::origin::Origin;
 use super::outlet::Outlet;
 use super::session::{Said, Session, Turn};
 use super::shared::{CLOSED, EngineStats, Message, Reply, Shared};
@@ -67,6 +68,7 @@ pub struct Engine {
     pub(super) path: PathBuf,
     pub(super) config: EngineConfig,
     pub(super) facts: Facts,
+    pub(super) origin: Arc<Origin>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) end_token_ids: Arc<[u32]>,
@@ -84,6 +86,11 @@ impl Engine {
     /// What is fixed about this engine.
     pub fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    /// What its answers' bits depend on, besides the request.
+    pub fn origin(&self) -> &Arc<Origin> {
+        &self.origin
     }
 
     /// The chat template's prompt for these messages, as text and token ids.

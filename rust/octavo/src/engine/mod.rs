@@ -4,6 +4,7 @@
 //! Always true: every call gets exactly one terminal outcome per choice, also when the engine is closed or dies.
 
 pub mod config; // what can be set, and what it is when it is not
+pub mod origin; // what an answer's bits depend on
 pub mod open; // from a path to a running engine
 pub mod call; // a call, in the words of the door
 pub mod handle; // the door: submit, stats, close
@@ -21,6 +22,7 @@ pub use config::EngineConfig;
 pub use handle::{Engine, Facts};
 pub use mailbox::{ChoiceResult, Next, Update, Wake};
 pub use open::open;
+pub use origin::Origin;
 pub use replay::{Replay, ReplayError, ReplayOptions, Replayed};
 pub use session::Session;
 pub use shared::{EngineStats, Reply, StepTime};

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use octavo_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -14,6 +14,7 @@ use octavo_kernels::{Backend, BackendError, CacheDtype};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
+use super::origin::Origin;
 use super::outlet::Outlets;
 use super::run::Runner;
 use super::shared::{Message, Shared, StepTime};
@@ -59,6 +60,15 @@ pub fn open(
             next_id: AtomicU64::new(0),
             limits: loaded.limits,
             path: path.to_owned(),
+            origin: Arc::new(Origin {
+                // Where it is found from another working directory too.
+                path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+                architecture: loaded.facts.architecture.clone(),
+                device: config.device,
+                dtype: config.dtype,
+                kv_cache_dtype: loaded.kv_cache_dtype,
+                identity: OnceLock::new(),
+            }),
             config,
             grammars: Grammars::new(loaded.tokenizer.clone(), loaded.facts.vocab, loaded.end_token_ids.clone()),
             facts: loaded.facts,
@@ -97,6 +107,8 @@ pub(super) enum News {
 pub(super) struct Loaded {
     pub limits: SchedulerConfig,
     pub facts: Facts,
+    /// As it was set, or chosen.
+    kv_cache_dtype: CacheDtype,
     pub tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     pub end_token_ids: Arc<[u32]>,
@@ -199,7 +211,8 @@ impl Loader {
             memory: memory_text(&plan, &matrices),
             notices: notices(self.config.dtype, &matrices),
         };
-        Ok((Loaded { limits, facts, tokenizer: Arc::new(tokenizer), template, end_token_ids }, scheduler, executor))
+        let (kv_cache_dtype, tokenizer) = (plan.cache.dtype, Arc::new(tokenizer));
+        Ok((Loaded { limits, facts, kv_cache_dtype, tokenizer, template, end_token_ids }, scheduler, executor))
     }
 
     /// The device that weights and cache go to, where that is not this machine's own memory.

@@ -192,7 +192,10 @@ impl Runner {
 
     fn begin_recording(&mut self, mut recorder: Recorder, header: &Header) -> Result<(), String> {
         if let Some(recorder) = &self.recorder {
-            return Err(format!("a recording into {} is under way", recorder.path().display()));
+            return Err(format!(
+                "a recording into {} is under way; it has to be closed first",
+                recorder.path().display()
+            ));
         }
         self.deliver();
         if !self.scheduler.start_over() {

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use super::call::SubmitError;
+use super::config::EngineConfig;
 use super::handle::Engine;
 use super::shared::Message;
 use crate::observe::readers::{EventReader, MAX_CAPACITY};
@@ -49,7 +50,8 @@ impl Engine {
             octavo: env!("CARGO_PKG_VERSION").to_owned(),
             model: ModelIdentity::of(&self.path, &self.facts.architecture).map_err(failed(&self.path))?,
             device: self.facts.device.clone(),
-            config: self.config.clone(),
+            // What was chosen then, whatever another machine would choose.
+            config: EngineConfig { kv_cache_dtype: Some(self.origin.kv_cache_dtype), ..self.config.clone() },
             kv_cache_bytes: self.facts.kv_cache_bytes,
             limits: self.limits.clone(),
             vocab: self.facts.vocab,
@@ -79,6 +81,9 @@ impl Engine {
     }
 }
 
+/// How long a recording that never began may take to let go of its file.
+const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(1);
+
 impl RecordReply<'_> {
     /// The recording is no longer wanted, whether it has begun or not.
     pub fn give_up(&self) {
@@ -87,11 +92,14 @@ impl RecordReply<'_> {
 
     /// Waits for the recording, up to `patience`. `None`: not yet.
     pub fn within(&mut self, patience: Duration) -> Option<Result<Recording, RecordError>> {
-        match self.reply.recv_timeout(patience) {
-            Ok(Ok(())) => Some(Ok(self.recording.clone())),
-            Ok(Err(why)) => Some(Err(RecordError::Refused(why))),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Err(RecordError::Closed(self.engine.shared.reason()))),
-        }
+        let refused = match self.reply.recv_timeout(patience) {
+            Ok(Ok(())) => return Some(Ok(self.recording.clone())),
+            Ok(Err(why)) => RecordError::Refused(why),
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => RecordError::Closed(self.engine.shared.reason()),
+        };
+        // Nothing is to be written, so this is soon; then the file is free, or gone if it was new.
+        let _ = self.recording.ended_within(PATIENCE_TO_LEAVE);
+        Some(Err(refused))
     }
 }

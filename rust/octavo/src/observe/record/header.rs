@@ -8,17 +8,11 @@ use octavo_kernels::CacheDtype;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::wire::{Fault, Found, In, Out, wrong};
 use crate::engine::config::{Device, EngineConfig};
 use crate::kv::KvLayout;
 use crate::load::WeightDtype;
 use crate::schedule::SchedulerConfig;
 
-const MAGIC: &[u8] = b"octavo log\n";
-/// Another number, another format: there are no old logs to be read.
-const VERSION: u32 = 1;
-/// Longest header, in bytes.
-const MAX_HEADER: u64 = 1 << 20;
 /// Most groups of layers, and longest end of a generation: more than any model has.
 const MAX_LIST: usize = 1 << 12;
 
@@ -91,34 +85,13 @@ fn add_file(hash: &mut Sha256, path: &Path) -> std::io::Result<u64> {
 }
 
 impl Header {
-    pub(super) fn write(&self, out: &mut Out) {
-        let json = self.json().to_string();
-        out.0.extend(MAGIC);
-        out.0.extend(VERSION.to_le_bytes());
-        out.0.extend((json.len() as u32).to_le_bytes());
-        out.0.extend(json.as_bytes());
+    pub(super) fn write(&self) -> Vec<u8> {
+        self.json().to_string().into_bytes()
     }
 
-    pub(super) fn read<R: Read>(found: &mut In<R>) -> Found<Self> {
-        match found.bytes(MAGIC.len() as u64) {
-            Ok(magic) if magic == MAGIC => {}
-            Err(Fault::Read(error)) => return Err(Fault::Read(error)),
-            _ => return wrong("this is no octavo log"),
-        }
-        let number = |bytes: Vec<u8>| u32::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let version = number(found.bytes(4)?);
-        if version != VERSION {
-            return wrong(format!("a log of version {version}; version {VERSION} is read"));
-        }
-        let len = u64::from(number(found.bytes(4)?));
-        if len > MAX_HEADER {
-            return wrong(format!("a header of {len} bytes; at most {MAX_HEADER} are read"));
-        }
-        let json: Value = match serde_json::from_slice(&found.bytes(len)?) {
-            Ok(json) => json,
-            Err(error) => return wrong(format!("the header is no JSON: {error}")),
-        };
-        Self::of_json(&json).or_else(|what| wrong(format!("the header: {what}")))
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
+        let json: Value = serde_json::from_slice(bytes).map_err(|error| format!("the header is no JSON: {error}"))?;
+        Self::of_json(&json).map_err(|what| format!("the header: {what}"))
     }
 
     fn json(&self) -> Value {
@@ -142,7 +115,7 @@ impl Header {
             },
             "device": device,
             "load": {
-                "device": device_name(config.device),
+                "device": config.device.name(),
                 "dtype": config.dtype.name(),
                 "kv_cache_dtype": config.kv_cache_dtype.map(CacheDtype::name),
                 "kv_cache_bytes": kv_cache_bytes,
@@ -218,15 +191,6 @@ impl Header {
     }
 }
 
-fn device_name(device: Device) -> String {
-    match device {
-        Device::Cpu => "cpu".into(),
-        Device::Reference => "reference".into(),
-        Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
-        Device::CudaShim => "cuda-shim".into(),
-    }
-}
-
 fn device_of(name: &str) -> Result<Device, String> {
     match name {
         "cpu" => Ok(Device::Cpu),
@@ -295,7 +259,7 @@ mod tests {
     #[test]
     fn every_device_is_read_back() {
         for device in [Device::Cpu, Device::Reference, Device::Cuda(0), Device::Cuda(3), Device::CudaShim] {
-            assert_eq!(device_of(&device_name(device)), Ok(device));
+            assert_eq!(device_of(&device.name()), Ok(device));
         }
         assert!(device_of("cuda:").is_err() && device_of("tpu").is_err());
     }

@@ -1,12 +1,13 @@
 //! Entries, written and read.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Cursor, Read};
 use std::path::Path;
 
+use super::chunks::{Chunk, Chunks};
 use super::header::Header;
-use super::wire::{Fault, Found, In, Out, wrong};
-use super::{Entry, Outcome, Rows, request};
+use super::wire::{Found, In, Out, wrong};
+use super::{Entry, Outcome, Rows, file, request};
 use crate::execute::{Batch, EntryOutput, StepOutput};
 use crate::request::{RequestId, SessionId, Time};
 use crate::schedule::Command;
@@ -20,7 +21,7 @@ const END: u8 = 6;
 const OPEN_SESSION: u8 = 7;
 const CLOSE_SESSION: u8 = 8;
 
-/// Makes bytes of entries.
+/// Makes bytes of entries, which a [`Sealer`](super::Sealer) puts into the file.
 #[derive(Debug, Default)]
 pub struct LogWriter {
     out: Out,
@@ -29,9 +30,9 @@ pub struct LogWriter {
 }
 
 impl LogWriter {
-    /// A log begins with this.
+    /// A log's first chunk is this, alone.
     pub fn header(&mut self, header: &Header) {
-        header.write(&mut self.out);
+        self.out.0 = header.write();
     }
 
     /// The scheduler was told this.
@@ -145,6 +146,14 @@ pub enum LogError {
     /// The system could not read it.
     #[error("{0}")]
     Read(#[from] std::io::Error),
+    /// It has changed since it was written.
+    #[error("damaged at byte {at}: {what}")]
+    Damaged {
+        /// Where.
+        at: u64,
+        /// What was wanted, and what was found.
+        what: String,
+    },
     /// It is not what it claims to be.
     #[error("at byte {at}: {what}")]
     Malformed {
@@ -160,7 +169,10 @@ pub enum LogError {
 pub struct Log<R> {
     /// What was recorded, and on what.
     pub header: Header,
-    found: In<R>,
+    chunks: Chunks<R>,
+    /// The chunk that is being read, and where in the file it begins.
+    found: In<Cursor<Vec<u8>>>,
+    begin: u64,
     last: Time,
     shared: request::Shared,
 }
@@ -168,8 +180,7 @@ pub struct Log<R> {
 impl Log<BufReader<File>> {
     /// Opens a file.
     pub fn open(path: &Path) -> Result<Self, LogError> {
-        let file = File::open(path)?;
-        let len = file.metadata()?.len();
+        let (file, len) = file::to_read(path)?;
         Self::new(BufReader::new(file), len)
     }
 }
@@ -177,29 +188,38 @@ impl Log<BufReader<File>> {
 impl<R: Read> Log<R> {
     /// Reads the header of a log of `len` bytes.
     pub fn new(inner: R, len: u64) -> Result<Self, LogError> {
-        let mut found = In::new(inner, len);
-        match Header::read(&mut found) {
-            Ok(header) => Ok(Self { header, found, last: Time(0), shared: request::Shared::default() }),
-            Err(fault) => Err(error(found.at(), fault)),
-        }
+        let (mut chunks, begin) = (Chunks::begin(inner, len)?, 0);
+        let Some(Chunk { begin: at, bytes }) = chunks.next()? else {
+            return Err(LogError::Malformed {
+                at: chunks.at(),
+                what: "the file ends in the middle of its header".into(),
+            });
+        };
+        let header = Header::read(&bytes).map_err(|what| LogError::Malformed { at, what })?;
+        let found = In::new(Cursor::new(Vec::new()), 0);
+        Ok(Self { header, chunks, found, begin, last: Time(0), shared: request::Shared::default() })
     }
 
-    /// Bytes read so far.
+    /// Where the next entry is; at the end of a chunk, where the next chunk is.
     pub fn at(&self) -> u64 {
-        self.found.at()
+        if self.found.left() == 0 { self.chunks.at() } else { self.begin + self.found.at() }
     }
 
     /// The next entry. `None`: the file ends here, though no entry says so.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, LogError> {
-        if self.found.left() == 0 {
-            return Ok(None);
+        while self.found.left() == 0 {
+            let Some(Chunk { begin, bytes }) = self.chunks.next()? else { return Ok(None) };
+            let len = bytes.len() as u64;
+            (self.begin, self.found) = (begin, In::new(Cursor::new(bytes), len));
         }
         let at = self.at();
-        match self.entry() {
-            Ok(entry) => Ok(Some(entry)),
-            Err(Fault::Truncated) => Ok(None),
-            Err(fault) => Err(error(at, fault)),
+        let entry = self.entry().map_err(|fault| LogError::Malformed { at, what: fault.to_string() })?;
+        let after = self.found.left() + self.chunks.left();
+        if matches!(entry, Entry::End { .. }) && after > 0 {
+            let what = format!("the recording ended before, and {after} bytes follow");
+            return Err(LogError::Damaged { at: self.at(), what });
         }
+        Ok(Some(entry))
     }
 
     fn entry(&mut self) -> Found<Entry> {
@@ -240,11 +260,4 @@ fn outcome<R: Read>(found: &mut In<R>, vocab: usize) -> Found<Outcome> {
             _ => return wrong(format!("token {} was drawn, the vocabulary has {vocab}", more - 3)),
         },
     })
-}
-
-fn error(at: u64, fault: Fault) -> LogError {
-    match fault {
-        Fault::Read(error) => LogError::Read(error),
-        fault => LogError::Malformed { at, what: fault.to_string() },
-    }
 }

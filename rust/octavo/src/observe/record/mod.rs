@@ -11,12 +11,15 @@
 //! The engine never waits for the disk: a pipe that is full loses entries. A log is played up to its first loss, so what
 //! comes after it is counted and not kept.
 //!
-//! The file: `octavo log\n`, the version and the header's length (32 bits each, little-endian), the header as JSON, then
-//! entries: a kind (one byte), the nanoseconds since the entry before, and what the kind has.
+//! The file: `octavo log\n`, the version (32 bits, little-endian as all such numbers), then chunks, each as large as what
+//! one step had to say (`chunks.rs`), with sums that tell damage from a log that was cut. The first chunk is the header, as
+//! JSON; the others hold entries: a kind (one byte), the nanoseconds since the entry before, and what the kind has.
 
 use crate::request::{RequestId, Time};
 use crate::schedule::Command;
 
+mod chunks; // what of the file is whole
+mod file; // where a recording may go
 mod header; // what was recorded, and on what
 mod log; // entries, read and written
 mod player; // plays a log again
@@ -24,6 +27,7 @@ mod recorder; // the engine's end, and the thread that writes
 mod request; // a request as bytes
 mod wire; // numbers and texts as bytes
 
+pub use chunks::Sealer;
 pub use header::{Header, ModelIdentity};
 pub use log::{Log, LogError, LogWriter};
 pub use player::{Difference, Player, Report, Tokens};

@@ -1,13 +1,15 @@
 //! The engine's end of a recording, and the thread that writes the file.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::chunks::Sealer;
+use super::file;
 use super::header::Header;
 use super::log::LogWriter;
 use crate::execute::{Batch, StepOutput};
@@ -29,7 +31,7 @@ struct Pipe {
     lost: AtomicU64,
     /// The engine took the recording up, so the file is written.
     begun: AtomicBool,
-    summary: Mutex<Option<Result<Summary, String>>>,
+    summary: Mutex<Option<Result<Summary, Arc<io::Error>>>>,
     ended: Condvar,
 }
 
@@ -54,15 +56,14 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recording into the file at `path`, and what its caller holds. Nothing is written before [`Recorder::begin`].
-    pub fn new(path: &Path) -> std::io::Result<(Self, Recording)> {
+    /// A recording into the file at `path`, and what its caller holds. Nothing is written before [`Recorder::begin`]. A file
+    /// that is there is written over if it is a log that nobody is writing, or empty.
+    pub fn new(path: &Path) -> io::Result<(Self, Recording)> {
         Self::with_room(path, MOST_WAITING_BYTES)
     }
 
-    fn with_room(path: &Path, most_waiting_bytes: u64) -> std::io::Result<(Self, Recording)> {
-        let new = !path.exists();
-        // Not emptied yet: it may turn out that there is nothing to record.
-        let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    fn with_room(path: &Path, most_waiting_bytes: u64) -> io::Result<(Self, Recording)> {
+        let (file, new) = file::to_write(path)?;
         let pipe = Arc::new(Pipe {
             path: path.to_owned(),
             waiting_bytes: AtomicU64::new(0),
@@ -165,21 +166,23 @@ impl Pipe {
             bytes,
             lost: self.lost.load(Ordering::Relaxed),
         });
-        let summary = summary.map_err(|error| format!("{}: {error}", self.path.display()));
+        // Before the end is told: then the next one may have the file. A fork would keep it locked with a mere `drop`.
+        let _ = file.unlock();
+        drop(file);
+        let summary = summary.map_err(Arc::new);
         *self.summary.lock().unwrap_or_else(PoisonError::into_inner) = Some(summary);
         self.ended.notify_all();
     }
 
-    fn write_all(&self, file: &File, chunks: &Receiver<Vec<u8>>) -> std::io::Result<u64> {
-        let mut bytes = 0;
+    fn write_all(&self, file: &File, chunks: &Receiver<Vec<u8>>) -> io::Result<u64> {
+        let (mut bytes, mut sealer) = (0, Sealer::default());
         let mut out = BufWriter::new(file);
         let mut next = chunks.recv().ok();
         if next.is_some() && file.metadata()?.is_file() {
             file.set_len(0)?;
         }
         while let Some(chunk) = next {
-            out.write_all(&chunk)?;
-            bytes += chunk.len() as u64;
+            bytes += sealer.write(&mut out, &chunk)?;
             self.waiting_bytes.fetch_sub(chunk.len() as u64, Ordering::AcqRel);
             next = match chunks.try_recv() {
                 Ok(chunk) => Some(chunk),
@@ -194,7 +197,7 @@ impl Pipe {
         if self.begun.load(Ordering::Acquire) {
             let mut end = LogWriter::default();
             end.end(self.lost.load(Ordering::Relaxed));
-            out.write_all(&end.take())?;
+            bytes += sealer.write(&mut out, &end.take())?;
         }
         out.flush()?;
         Ok(bytes)
@@ -212,7 +215,7 @@ impl Recording {
     }
 
     /// What became of it, once it has ended and all is in the file; waits for it up to `patience`. An error is the disk's.
-    pub fn ended_within(&self, patience: Duration) -> Option<Result<Summary, String>> {
+    pub fn ended_within(&self, patience: Duration) -> Option<Result<Summary, Arc<io::Error>>> {
         let until = Instant::now() + patience;
         let mut summary = self.0.summary.lock().unwrap_or_else(PoisonError::into_inner);
         while summary.is_none() {
@@ -233,12 +236,36 @@ impl Recording {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Log;
+    use super::super::{Entry, Log, ModelIdentity};
     use super::*;
+    use crate::engine::EngineConfig;
+    use crate::kv::KvLayout;
     use crate::request::RequestId;
+    use crate::schedule::SchedulerConfig;
 
     fn scratch(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("octavo-record-{}-{name}", std::process::id()))
+    }
+
+    fn header() -> Header {
+        let layout = KvLayout { block_size: 16, windows: vec![None] };
+        Header {
+            octavo: "test".into(),
+            model: ModelIdentity { path: "none".into(), architecture: "none".into(), bytes: 0, sha256: String::new() },
+            device: "none".into(),
+            config: EngineConfig::default(),
+            kv_cache_bytes: 0,
+            limits: SchedulerConfig {
+                max_num_seqs: 1,
+                max_num_batched_tokens: 1,
+                max_queue: 1,
+                max_model_len: 16,
+                blocks: 1,
+                layout,
+                itl_target_ns: None,
+            },
+            vocab: 10,
+        }
     }
 
     fn cancels(recorder: &mut Recorder, ids: std::ops::Range<u64>) {
@@ -248,7 +275,7 @@ mod tests {
         }
     }
 
-    fn end(recorder: Recorder, recording: &Recording) -> Result<Summary, String> {
+    fn end(recorder: Recorder, recording: &Recording) -> Result<Summary, Arc<io::Error>> {
         drop(recorder);
         recording.ended_within(Duration::from_secs(60)).expect("the thread ends")
     }
@@ -256,18 +283,24 @@ mod tests {
     #[test]
     fn a_pipe_that_is_full_loses_everything_after_and_says_how_much() {
         let path = scratch("full");
-        let (mut recorder, recording) = Recorder::with_room(&path, 100).expect("a file");
-        recorder.pipe.begun.store(true, Ordering::Release);
+        let (mut recorder, recording) = Recorder::with_room(&path, 1000).expect("a file");
+        recorder.begin(&header());
         // The writer has these, or will have them: three bytes each.
         cancels(&mut recorder, 0..20);
         // As if the disk had stopped.
-        recorder.pipe.waiting_bytes.fetch_add(100, Ordering::AcqRel);
+        recorder.pipe.waiting_bytes.fetch_add(1000, Ordering::AcqRel);
         cancels(&mut recorder, 20..30);
-        recorder.pipe.waiting_bytes.fetch_sub(100, Ordering::AcqRel);
+        recorder.pipe.waiting_bytes.fetch_sub(1000, Ordering::AcqRel);
         cancels(&mut recorder, 30..40);
         let summary = end(recorder, &recording).expect("written");
         assert_eq!((summary.entries, summary.lost), (20, 20));
-        assert_eq!(std::fs::read(&path).expect("a file")[summary.bytes as usize..], [6, 0, 20]);
+        assert_eq!(std::fs::metadata(&path).expect("a file").len(), summary.bytes);
+        let mut log = Log::open(&path).expect("a log");
+        for id in 0..20 {
+            let entry = log.next_entry().expect("an entry");
+            assert!(matches!(entry, Some(Entry::Told { command: Command::Cancel(found), .. }) if found.0 == id));
+        }
+        assert!(matches!(log.next_entry(), Ok(Some(Entry::End { lost: 20 }))));
         std::fs::remove_file(&path).expect("a file");
     }
 
@@ -277,18 +310,37 @@ mod tests {
         let (recorder, recording) = Recorder::new(&path).expect("a file");
         end(recorder, &recording).expect("nothing to write");
         assert!(!path.exists());
-        std::fs::write(&path, "precious").expect("a file");
+        std::fs::write(&path, "octavo log\nprecious").expect("a file");
         let (recorder, recording) = Recorder::new(&path).expect("a file");
         end(recorder, &recording).expect("nothing to write");
-        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "precious");
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "octavo log\nprecious");
         std::fs::remove_file(&path).expect("a file");
+    }
+
+    #[test]
+    fn only_a_log_that_nobody_writes_is_written_over() {
+        let path = scratch("taken");
+        let refused = |path: &Path| Recorder::new(path).expect_err("refused");
+        std::fs::write(&path, "precious").expect("a file");
+        assert_eq!(refused(&path).kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), "precious");
+        std::fs::write(&path, "").expect("a file");
+        for _ in 0..2 {
+            let (mut recorder, recording) = Recorder::new(&path).expect("empty, or a log");
+            recorder.begin(&header());
+            assert!(refused(&path).to_string().contains("another recording"));
+            end(recorder, &recording).expect("written");
+            assert!(Log::open(&path).is_ok(), "written from the beginning");
+        }
+        std::fs::remove_file(&path).expect("a file");
+        assert_eq!(refused(&std::env::temp_dir()).kind(), io::ErrorKind::IsADirectory);
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_an_error_and_the_engine_goes_on() {
         let (mut recorder, recording) = Recorder::new(Path::new("/dev/full")).expect("a device");
-        recorder.pipe.begun.store(true, Ordering::Release);
+        recorder.begin(&header());
         cancels(&mut recorder, 0..10);
         let failed = recording.ended_within(Duration::from_secs(60)).expect("the thread ends");
         assert!(failed.is_err(), "{failed:?}");
@@ -301,8 +353,14 @@ mod tests {
         let refused = |bytes: &[u8]| Log::new(bytes, bytes.len() as u64).expect_err("no log").to_string();
         assert_eq!(refused(b""), "at byte 0: this is no octavo log");
         assert!(refused(b"GGUF and something long enough").contains("no octavo log"));
-        assert!(refused(b"octavo log\n\x09\0\0\0\x02\0\0\0{}").contains("version 9"));
-        assert!(refused(b"octavo log\n\x01\0\0\0\x02\0\0\0{}").contains("model is missing"));
-        assert!(refused(b"octavo log\n\x01\0\0\0\xff\xff\0\0{}").contains("ends"));
+        assert!(refused(b"octavo log\n\x01\0\0\0\x02\0\0\0{}").contains("version 1;"));
+        assert!(refused(b"octavo log\n\x02\0\0\0\xff\xff\0\0").contains("ends"));
+        assert!(refused(b"octavo log\n\x02\0\0\0\x02\0\0\0sum!{}sum!").contains("damaged at byte 15"));
+        let mut log = Vec::new();
+        Sealer::default().write(&mut log, b"{}").expect("room");
+        assert!(refused(&log).contains("model is missing"));
+        assert!(refused(&log[..log.len() - 1]).contains("ends"));
+        log[24] ^= 1;
+        assert!(refused(&log).contains("damaged at byte 23"));
     }
 }

@@ -72,7 +72,7 @@ impl Out {
 /// Why bytes cannot be read.
 #[derive(Debug)]
 pub enum Fault {
-    /// The file ends before the value does.
+    /// The bytes end before the value does.
     Truncated,
     /// The value makes no sense.
     Wrong(String),
@@ -83,7 +83,7 @@ pub enum Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Truncated => f.write_str("the file ends in the middle of an entry"),
+            Self::Truncated => f.write_str("an entry is cut off in its middle"),
             Self::Wrong(what) => f.write_str(what),
             Self::Read(error) => error.fmt(f),
         }
