@@ -84,6 +84,7 @@ impl Side {
         self.scheduler.check();
         while let Some(event) = self.scheduler.next_event() {
             self.said.push(match event {
+                Event::Begun { id } => format!("{id} begins"),
                 Event::Token { id, drawn } => format!("{id}: {drawn:?}"),
                 Event::PromptLogprobs { id, logprobs } => format!("{id}: {logprobs:?}"),
                 Event::Logits { id, logits } => format!("{id}: {logits:?}"),

@@ -50,7 +50,8 @@ impl Ticket {
         if patience == Some(Duration::ZERO) {
             return Ok(None);
         }
-        let until = patience.map(|patience| Instant::now() + patience);
+        // An end too far to be told is none.
+        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
         loop {
             let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
             if let Some(found) = py.detach(|| look(ticket, left.min(SLICE))) {
