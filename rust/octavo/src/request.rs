@@ -182,17 +182,16 @@ impl SamplingParams {
             }
         };
         within("temperature", self.temperature, 0.0, 100.0)?;
-        within("top_p", self.top_p, 0.0, 1.0)?;
-        if self.top_p == 0.0 {
-            return Err("top_p must be above 0 (it keeps the likeliest tokens that reach it); 1 turns it off".into());
-        }
+        // Neither `0.0` nor what is no number is above 0.
+        let above_zero = |name: &str, value: f32, high: f32| {
+            let what = format!("{name} must be a number above 0, and at most {high}, not {value}; 1 turns it off");
+            if value > 0.0 && value <= high { Ok(()) } else { Err(what) }
+        };
+        above_zero("top_p", self.top_p, 1.0)?;
         within("min_p", self.min_p, 0.0, 1.0)?;
         within("presence_penalty", self.presence_penalty, -100.0, 100.0)?;
         within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)?;
-        within("repetition_penalty", self.repetition_penalty, 0.0, 100.0)?;
-        if self.repetition_penalty == 0.0 {
-            return Err("repetition_penalty must be above 0; 1 turns it off".into());
-        }
+        above_zero("repetition_penalty", self.repetition_penalty, 100.0)?;
         if self.max_tokens == 0 {
             return Err("max_tokens must be at least 1, not 0".into());
         }
