@@ -138,7 +138,6 @@ pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item:
 pub(super) fn compute_split<V: Vector, E: Element>(
     v: V,
     job: &Job<'_, E>,
-    place: Place<'_>,
     tiles: &Tiles<'_, E>,
     staged: &[E::Factor],
     scores: &mut Scores,
@@ -147,10 +146,11 @@ pub(super) fn compute_split<V: Vector, E: Element>(
 ) {
     let factors = job.heads.head_dim / E::LANE;
     let mut first = 0;
-    while first < place.item.queries {
-        let len = pass_len::<V>(place.item.queries - first);
+    let queries = tiles.place.item.queries;
+    while first < queries {
+        let len = pass_len::<V>(queries - first);
         let staged = &staged[first * factors..][..len * factors];
-        let pass = Pass { job, place, tiles, first, staged };
+        let pass = Pass { job, tiles, first, staged };
         match len {
             PASS_QUERIES => pass.run::<V, PASS_QUERIES>(v, scores, weights, state),
             4 => pass.run::<V, 4>(v, scores, weights, state),
@@ -202,6 +202,7 @@ impl<'a> Place<'a> {
 
 /// What is read for a split, tile by tile, in this order: keys, values, and the first keys of what is read after it.
 pub(super) struct Tiles<'a, E> {
+    place: Place<'a>,
     /// Those that any query sees something of.
     seen: Range<usize>,
     order: [&'a [E]; 2 * SPLIT_TILES + AHEAD],
@@ -221,7 +222,7 @@ impl<'a, E: Element> Tiles<'a, E> {
         after.fill(keys[0]); // any tile will do where there are not so many
         let next_keys = next.read(job, next_seen.start, Half::Keys).take(next_seen.len());
         after.iter_mut().zip(next_keys).for_each(|(to, tile)| *to = tile);
-        Self { seen, order }
+        Self { place, seen, order }
     }
 
     /// A tile, and one that is wanted soon after it.
@@ -235,7 +236,6 @@ impl<'a, E: Element> Tiles<'a, E> {
 /// Some queries of an item over one split.
 struct Pass<'p, 'a, E: Element> {
     job: &'p Job<'a, E>,
-    place: Place<'p>,
     tiles: &'p Tiles<'a, E>,
     /// The first of the queries.
     first: usize,
@@ -253,7 +253,7 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         let scores: &mut [[f32; KV_SPLIT]; M] = scores.first_chunk_mut().expect("room for a pass");
         let weights: &mut Weights<E, M> = weights.first_chunk_mut().expect("room for a pass");
-        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.place.seen(self.job, self.first + m));
+        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.tiles.place.seen(self.job, self.first + m));
         // Later queries see from later positions to later ones; what nobody sees begins and ends with the split.
         let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
 
