@@ -205,6 +205,17 @@ fn a_ragged_batch_with_every_shape_of_heads() {
     }
 }
 
+/// Pairs of positions that begin and end in the middle of what is seen, and windows that do.
+#[test]
+fn every_shape_of_heads_in_pairs() {
+    let (contexts, new_rows) = ([1, 18, 63, 257, 301], [1, 2, 20, 1, 5]);
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        let mut scene = Scene::new(&contexts, heads(shape));
+        (scene.dtype, scene.mask.window) = (CacheDtype::Bf16, [None, Some(37)][i % 2]);
+        check_on_cpu(&Played(&scene, &last_rows_together(&contexts, &new_rows)), on_cpu(scene.dtype));
+    }
+}
+
 /// Seventy-seven splits of long items: more than one region of two or three threads has states for.
 #[test]
 fn more_long_splits_than_there_is_memory_for_at_once() {

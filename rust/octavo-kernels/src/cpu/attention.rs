@@ -383,7 +383,7 @@ impl<E: Element> Kernel for OneSplit<'_, '_, E> {
         let (place, next) = (Place::new(self.job, self.item, self.split), Place::new(self.job, next.0, next.1));
         let tiles = Tiles::new(self.job, place, next);
         let weights = self.weights.first_chunk_mut().expect("room for a pass");
-        compute_split(v, self.job, place, &tiles, self.queries, self.scores, weights, self.state);
+        compute_split(v, self.job, &tiles, self.queries, self.scores, weights, self.state);
     }
 }
 

@@ -138,7 +138,6 @@ pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item:
 pub(super) fn compute_split<V: Vector, E: Element>(
     v: V,
     job: &Job<'_, E>,
-    place: Place<'_>,
     tiles: &Tiles<'_, E>,
     staged: &[E::Factor],
     scores: &mut Scores,
@@ -147,10 +146,11 @@ pub(super) fn compute_split<V: Vector, E: Element>(
 ) {
     let factors = job.heads.head_dim / E::LANE;
     let mut first = 0;
-    while first < place.item.queries {
-        let len = pass_len::<V>(place.item.queries - first);
+    let queries = tiles.place.item.queries;
+    while first < queries {
+        let len = pass_len::<V>(queries - first);
         let staged = &staged[first * factors..][..len * factors];
-        let pass = Pass { job, place, tiles, first, staged };
+        let pass = Pass { job, tiles, first, staged };
         match len {
             PASS_QUERIES => pass.run::<V, PASS_QUERIES>(v, scores, weights, state),
             4 => pass.run::<V, 4>(v, scores, weights, state),
@@ -202,11 +202,10 @@ impl<'a> Place<'a> {
 
 /// What is read for a split, tile by tile, in this order: keys, values, and the first keys of what is read after it.
 pub(super) struct Tiles<'a, E> {
+    place: Place<'a>,
     /// Those that any query sees something of.
     seen: Range<usize>,
     order: [&'a [E]; 2 * SPLIT_TILES + AHEAD],
-    /// The keys and values that are read after all of these.
-    next: [&'a [E]; 2 * SPLIT_TILES],
 }
 
 impl<'a, E: Element> Tiles<'a, E> {
@@ -223,29 +222,20 @@ impl<'a, E: Element> Tiles<'a, E> {
         after.fill(keys[0]); // any tile will do where there are not so many
         let next_keys = next.read(job, next_seen.start, Half::Keys).take(next_seen.len());
         after.iter_mut().zip(next_keys).for_each(|(to, tile)| *to = tile);
-        let mut after = [order[0]; 2 * SPLIT_TILES];
-        if place.item.queries > PASS_QUERIES {
-            for (to, half) in after.chunks_mut(seen.len()).zip([Half::Keys, Half::Values]) {
-                let some = next.read(job, next_seen.start, half).take(next_seen.len());
-                to.iter_mut().zip(some).for_each(|(to, tile)| *to = tile);
-            }
-        }
-        Self { seen, order, next: after }
+        Self { place, seen, order }
     }
 
-    /// A tile, and one to ask for while it is used. The first pass over a split asks for what it wants soon; to the ones
-    /// after it everything is near, and they ask for what comes after the split, so that memory is read all the time.
+    /// A tile, and one that is wanted soon after it.
     #[inline(always)]
-    fn get(&self, tile: usize, half: Half, is_first_pass: bool) -> (&'a [E], &'a [E]) {
+    fn get(&self, tile: usize, half: Half) -> (&'a [E], &'a [E]) {
         let i = tile - self.seen.start + half as usize * self.seen.len();
-        (self.order[i], if is_first_pass { self.order[i + AHEAD] } else { self.next[i] })
+        (self.order[i], self.order[i + AHEAD])
     }
 }
 
 /// Some queries of an item over one split.
 struct Pass<'p, 'a, E: Element> {
     job: &'p Job<'a, E>,
-    place: Place<'p>,
     tiles: &'p Tiles<'a, E>,
     /// The first of the queries.
     first: usize,
@@ -263,7 +253,7 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         let scores: &mut [[f32; KV_SPLIT]; M] = scores.first_chunk_mut().expect("room for a pass");
         let weights: &mut Weights<E, M> = weights.first_chunk_mut().expect("room for a pass");
-        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.place.seen(self.job, self.first + m));
+        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.tiles.place.seen(self.job, self.first + m));
         // Later queries see from later positions to later ones; what nobody sees begins and ends with the split.
         let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
 
@@ -301,7 +291,7 @@ impl<E: Element> Pass<'_, '_, E> {
     /// The scores of all queries with `N` tiles of keys.
     #[inline(always)]
     fn score<V: Vector, const M: usize, const N: usize>(&self, v: V, tile: usize, scores: &mut [[f32; KV_SPLIT]; M]) {
-        let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys, self.first == 0));
+        let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys));
         let (queries, _) = self.staged.as_chunks::<M>(); // (head_dim / LANE, M)
         let lanes = TILE * E::LANE;
         for (keys, _) in tiles {
@@ -389,7 +379,7 @@ impl<E: Element> Pass<'_, '_, E> {
             let first = tile * TILE;
             let (start, end) = (positions.start.max(first) - first, positions.end.min(first + TILE) - first);
             let (start, end) = (start / E::LANE, end / E::LANE);
-            let (values, ahead) = self.tiles.get(tile, Half::Values, self.first == 0);
+            let (values, ahead) = self.tiles.get(tile, Half::Values);
             let weights: [&[_; TILE]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::LANE));
             assert!(end <= TILE / E::LANE && values.len() >= TILE * head_dim && at[N - 1] <= (head_dim - 16) * E::LANE);
             for lane in start..end {
@@ -421,7 +411,7 @@ impl<E: Element> Pass<'_, '_, E> {
         for lane in positions.start / E::LANE..positions.end.div_ceil(E::LANE) {
             let first = lane * E::LANE;
             let kept = positions.start.max(first) - first..positions.end.min(first + E::LANE) - first;
-            let (values, _) = self.tiles.get(first / TILE, Half::Values, true);
+            let (values, _) = self.tiles.get(first / TILE, Half::Values);
             assert!(values.len() >= TILE * head_dim);
             for (i, acc) in acc.as_chunks_mut::<16>().0.iter_mut().enumerate() {
                 let at = first % TILE * head_dim + component(i, head_dim) * E::LANE;
