@@ -1,13 +1,18 @@
-//! What only a device does: steps are recorded and repeated, and it may fail.
+//! What only a device does: steps are recorded and repeated, tokens drawn where the logits are, and it may fail.
 
-use octavo::execute::Executor;
+use std::sync::Arc;
+
 use octavo::execute::local::LocalExecutor;
 use octavo::execute::memory::{MemoryPlan, MemoryRequest};
 use octavo::execute::rehearsal::{device_bytes, step_limits};
+use octavo::execute::{Draw, Entry, Executor, LogitRows};
 use octavo::load::ModelFiles;
+use octavo::model::decoder::LOGIT_ROWS;
 use octavo::model::{Decoder, LayerGroups, Model, Weights, weights};
+use octavo::request::SamplingParams;
+use octavo::sample::TokenHistory;
 use octavo_kernels::cuda::{self, CudaBackend};
-use octavo_kernels::{Backend, BackendError, CacheDtype, Segment, StepInput};
+use octavo_kernels::{Backend, BackendError, CacheDtype, Segment, StepInput, StepLimits};
 
 use crate::oracle;
 use crate::runner::{self, BLOCK_SIZE, BLOCKS, LIMITS};
@@ -121,6 +126,57 @@ fn what_is_sized_at_load_is_what_is_taken() {
         let refused = load(planned - left - block_bytes as u64).map(|_| ()).unwrap_err();
         assert!(refused.contains("no memory for"), "{name}: {refused}");
     }
+}
+
+/// More rows than logits are computed of at once, and every kind of draw: what the device draws in a step that is launched,
+/// recorded or repeated is what the host draws when it gets the same step's logits.
+#[test]
+fn draws_of_a_step_are_those_of_its_logits() {
+    const ROWS: usize = LOGIT_ROWS + 8;
+    let limits = StepLimits { segments: ROWS, ..LIMITS };
+    let backend = CudaBackend::open(cuda::Device::shim().unwrap(), limits).unwrap();
+    let mut executor = LocalExecutor::new(runner::decoder(&oracle::fixture("tiny/qwen3/f32").path, backend));
+    let params: Vec<Arc<SamplingParams>> = (0..ROWS)
+        .map(|row| {
+            Arc::new(SamplingParams {
+                temperature: [0.0, 0.7, 1.3][row % 3],
+                top_k: [0, 9][row % 2],
+                top_p: [1.0, 0.8, 0.3][row / 3 % 3],
+                min_p: [0.0, 0.05][row / 2 % 2],
+                logprobs: [None, Some(0), Some(4)][row / 9 % 3],
+                presence_penalty: [0.0, 0.0, 0.9][row / 4 % 3],
+                allowed_token_ids: (row % 7 == 3).then(|| (0..500).step_by(3).collect()),
+                ..SamplingParams::default()
+            })
+        })
+        .collect();
+    for step in 0..4 {
+        let mut draws = crate::executor::greedy(&[1]);
+        for row in 0..ROWS {
+            let id = (1 + 3 * row + 50 * step) as u32;
+            let next = crate::executor::greedy(&[id]);
+            let history = params[row].needs_history().then(|| Arc::new(TokenHistory::new(&[id, 2, 9])));
+            let draw = Draw { params: params[row].clone(), seed: 5, position: step, history, banned: [7].into() };
+            draws.ids.push(id);
+            draws.positions.push(0);
+            draws.slots.push(((4 + row) * BLOCK_SIZE) as u32);
+            draws.block_tables.push(4 + row as u32);
+            draws.segments.push(Segment { first_row: 1 + row, first_table_entry: 1 + row, ..next.segments[0] });
+            draws.entries.push(Entry { draw: Some(draw), goes_on: false, ..next.entries[0].clone() });
+        }
+        let draws = draws.part(|entry| entry > 0);
+        let mut logits = draws.clone();
+        logits.entries.iter_mut().for_each(|entry| entry.logits = LogitRows::Last);
+        let [there, here] = [&draws, &logits].map(|batch| {
+            executor.launch(batch).unwrap();
+            executor.collect().unwrap().entries
+        });
+        for (row, (there, here)) in there.iter().zip(&here).enumerate() {
+            assert!(there.logits.is_empty() && !here.logits.is_empty());
+            assert_eq!(there.drawn, here.drawn, "step {step}, row {row}: {:?}", params[row]);
+        }
+    }
+    assert_eq!(executor.decoder().backend().graphs(), 2, "with draws, and without");
 }
 
 #[test]

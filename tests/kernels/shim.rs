@@ -131,7 +131,7 @@ fn tensor_cores_multiply() {
 #[test]
 fn eight_bit_floats_are_read_and_written() {
     let mut x: Vec<f32> =
-        (0..=0xff).map(|code| f32::from_bits(((code & 0x80) << 24) | ((code & 0x7f) << 20) + 0x3c00_0000)).collect();
+        (0..=0xff).map(|code| f32::from_bits(((code & 0x80) << 24) | (((code & 0x7f) << 20) + 0x3c00_0000))).collect();
     let random = &mut Random::new(3);
     for exponent in -14..12 {
         x.extend(random.normals(64).into_iter().map(|x| x * 2f32.powi(exponent)));

@@ -40,8 +40,7 @@ def test_the_shim_is_in_builds_that_were_asked_for_it_alone(tiny_path: str) -> N
     try:
         octavo.LLM(tiny_path, device="cuda-shim", kv_cache_bytes="1MiB", progress=False).close()
         has_shim = True
-    except octavo.DeviceError as refused:
-        assert "cuda-shim" in str(refused)
+    except octavo.DeviceError:
         has_shim = False
     # The name of a kernel that only the shim has, and that symbols which are stripped do not take away.
     assert (b"check_divergent_barrier" in Path(_octavo.__file__).read_bytes()) == has_shim

@@ -12,14 +12,16 @@ from conftest import ROOT
 # Their cosines and sines reduce large angles through an array.
 WITH_STACK = {"rope_angles"}
 # What a model's speed hangs on, and what multiplies there.
-CACHES = [f"{dtype}_{to}{width}" for dtype in ("bf16", "f16", "fp8_e4m3") for to in ("", "to_") for width in (64, 128, 256)]
+CACHES = [
+    f"{dtype}_{to}{width}" for dtype in ("bf16", "f16", "fp8_e4m3") for to in ("", "to_") for width in (64, 128, 256)
+]
 PRODUCTS = [f"linear_{rows}_{dtype}" for dtype in ("BF16", "F16") for rows in (8, 16, 64, "many")]
 QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
 PRODUCTS += [f"linear8_{rows}_{dtype}" for dtype in QUANTISED for rows in (64, "many")]
 TENSOR_CORES = [f"attention_{phase}_{cache}" for phase in ("decode", "prefill") for cache in CACHES]
 TENSOR_CORES += [prefix + product for prefix in ("", "expert_") for product in PRODUCTS]
-# Beside the sums of heads of 256, tile and loops do not fit into registers: some of what a block keeps for its whole run is
-# read again for every unit of positions.
+# Beside the sums of heads of 256 not all fits into registers: some of what a block keeps for its whole run is read
+# again for every unit of positions.
 SPILLED_BYTES = {f"attention_prefill_{cache}": 256 for cache in CACHES if cache.endswith("256")}
 # A block of them takes a row of logits, so a multiprocessor has few: their warps must fill it.
 DRAWS = ["adjust", "draw", "logprobs"]

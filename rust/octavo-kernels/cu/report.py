@@ -2,8 +2,9 @@
 
     python rust/octavo-kernels/cu/report.py [WORD ...]      # kernels whose name contains a word; needs nvcc
 
-Instructions are counted in the machine's code where there is nvdisasm (beside nvcc, on the path or `$NVDISASM`; it comes with
-`pip install 'nvidia-cuda-nvdisasm==13.*'`), else in the portable code. Occupancy is that of a multiprocessor of compute capability 9.0, for the largest block, without dynamic shared memory.
+Instructions are counted in the machine's code where there is nvdisasm (beside nvcc, on the path or `$NVDISASM`; it
+comes with `pip install 'nvidia-cuda-nvdisasm==13.*'`), else in the portable code. Occupancy is that of a multiprocessor
+of compute capability 9.0, for the largest block, without dynamic shared memory.
 """
 
 from __future__ import annotations
