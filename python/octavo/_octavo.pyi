@@ -374,8 +374,8 @@ class Ticket:
     def prompt_token_ids(self) -> list[int]: ...
 
 class Chunks:
-    """The pieces of an answer, one after another. The class that extends it has a method ``_ended``, which is called after
-    the last and raises what the call failed with."""
+    """The pieces of an answer, one after another. The class that extends it has a method ``_ended``, which is called
+    after the last and raises what the call failed with."""
 
     def __new__(cls, ticket: Ticket) -> Self: ...
     def __iter__(self) -> Self: ...
