@@ -54,7 +54,7 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress = None) -> str:
             f"'pypi:package', or one of the short names: {', '.join(sorted(ALIASES))}"
         )
     if not (path.is_file() or path.is_dir()):
-        raise ModelLoadError(f"{name} is neither a file nor a folder")
+        raise ModelLoadError(f"{name} is neither a regular file nor a folder")
     return str(path)
 
 
