@@ -142,7 +142,10 @@ fn whoever_comes_back_when_told_gets_as_much_as_one_who_asks_all_the_time() {
         unfair += usize::from(crowd(seed, false) > 1.0);
     }
     spreads.sort_by(f64::total_cmp);
-    println!("median {:.3}, most {:.3}; without claims {unfair} of 40 are further apart than their mean", spreads[20], spreads[39]);
+    println!(
+        "median {:.3}, most {:.3}; without claims {unfair} of 40 are further apart than their mean",
+        spreads[20], spreads[39]
+    );
     assert!(spreads[39] <= 0.2, "{spreads:?}");
     assert!(unfair > 20, "only {unfair} were unfair without claims: the test shows nothing");
 }

@@ -104,7 +104,8 @@ impl Ticket {
     pub fn progress(&self, result: &ChoiceResult) -> String {
         let RequestRecord { steps, prompt_tokens, completion_tokens, .. } = result.record;
         let asked = self.deadline.map_or(0.0, |(asked, _)| asked.as_secs_f64());
-        let read = (result.record.cached_tokens + result.record.computed_tokens).saturating_sub(result.record.recomputed_tokens);
+        let read = (result.record.cached_tokens + result.record.computed_tokens)
+            .saturating_sub(result.record.recomputed_tokens);
         let told = format!("deadline_s ({asked} s) passed before the answer was complete:");
         let most = self.most_tokens;
         match self.wanted {

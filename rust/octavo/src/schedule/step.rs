@@ -7,8 +7,8 @@ use octavo_kernels::BlockCopy;
 use crate::kv::{KvCache, Sessions};
 use crate::observe::events::Notes;
 use crate::request::Time;
-use crate::schedule::{Event, Running};
 use crate::schedule::pace::{Pace, PromptRows};
+use crate::schedule::{Event, Running};
 use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::waiting::Waiting;
 
