@@ -32,8 +32,8 @@ class QueueFullError(OctavoError):
 
 
 class DeadlineExceededError(OctavoError, TimeoutError):
-    """``deadline_s`` passed before the answer was complete: ``partial`` holds what there was, and the message says how far
-    it got. Or the request was refused at once, as requests that come first take longer: then nothing ran."""
+    """``deadline_s`` passed before the answer was complete: ``partial`` holds what there was, and the message says how
+    far it got. Or the request was refused at once, as requests that come first take longer: then nothing ran."""
 
     #: Seconds until what comes first is expected to leave enough time, when the request was refused; else ``None``.
     retry_after: float | None = None

@@ -102,7 +102,7 @@ class Anatomy:
     @property
     def predicted_ttft_s(self) -> float:
         """What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
-        engine was lately. Before its first step that is taken to be 1 ms for a token of a prompt, and 20 ms for a step."""
+        engine was lately. Before its first step that is 1 ms for a token of a prompt, and 20 ms for a step."""
     @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first."""
@@ -396,8 +396,8 @@ class SessionEvent:
     def kind(self) -> str:
         """``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for
         it has other tokens; ``recomputed``: it has the same, and asked for what only computing them tells
-        (``prompt_logprobs``); ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``: all
-        sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
+        (``prompt_logprobs``); ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``:
+        all sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
         ``lost``: the turn failed; ``closed``."""
     @property
     def tokens(self) -> int:

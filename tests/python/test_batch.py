@@ -136,7 +136,7 @@ def test_a_prompt_of_a_list_that_fails_midway_is_named(tiny: octavo.LLM) -> None
     for work in (tiny.generate, lambda *args, **kw: asyncio.run(tiny.agenerate(*args, **kw))):
         with pytest.raises(octavo.DeadlineExceededError) as caught:
             work([[1], [2]], GREEDY, max_tokens=400, deadline_s=0.001)
-        check(caught, octavo.DeadlineExceededError, r"^prompt [01] of the list: deadline_s passed")
+        check(caught, octavo.DeadlineExceededError, r"^prompt [01] of the list: deadline_s \(0.001 s\) passed")
         with pytest.raises(octavo.InvalidRequestError, match=r"^prompt 1 of the list: (?!.*of the list)"):
             work([[1], [10**6]], GREEDY, max_tokens=5)
     assert settled(tiny).blocks_owned == before.blocks_owned
