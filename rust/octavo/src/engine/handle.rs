@@ -188,7 +188,7 @@ impl Engine {
             (0..call.count).for_each(|_| self.shared.door().leave(&call.user, call.priority));
             return Err(error);
         }
-        let mut ticket = self.send(ids, params, guides, options, call.user, turn, begun);
+        let mut ticket = self.send(ids, params, guides, options, turn, begun);
         ticket.predicted_ttft_ns = forecast.ttft_ns.saturating_add(ticket.tokenize_ns);
         Ok(ticket)
     }
@@ -225,7 +225,7 @@ impl Engine {
         let wait = Duration::from_nanos(forecast.least_ns.saturating_add(spent));
         let expected = Duration::from_nanos(forecast.ttft_ns.saturating_add(spent)).max(wait);
         let late = forecast.least_ns > 0 && wait > deadline;
-        late.then(|| SubmitError::TooLate { deadline, wait, expected })
+        late.then_some(SubmitError::TooLate { deadline, wait, expected })
     }
 
     fn send(
@@ -234,7 +234,6 @@ impl Engine {
         params: SamplingParams,
         guides: Vec<Arc<Guide>>,
         options: Options,
-        user: Arc<str>,
         mut turn: Option<Turn>,
         begun: Time,
     ) -> Ticket {
@@ -243,6 +242,7 @@ impl Engine {
         let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
         let params = Arc::new(params);
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
+        let user: Arc<str> = options.user.into();
         let arrived = self.shared.now();
         let deadline = options.deadline.map(|span| {
             let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
