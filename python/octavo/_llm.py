@@ -178,14 +178,14 @@ class LLM:
             params: How to sample; for a list of prompts also a list with one for each.
             priority: Higher goes first. Ten seconds of waiting are worth one level.
             deadline_s: Seconds after which the answer is worth nothing. A request that waits then ends at once, one
-                that runs with the step under way. Refused at once if requests that come first take longer than that even
-                at half of the time that they took lately: those of the same user at this priority and above, and of
-                other users' as many at most, but for those that may end at any moment or be overtaken. Less is
-                reckoned with before as many requests have ended as may run at a time. Prompts are not counted, for
-                they may be in the cache: ``anatomy.predicted_ttft_s`` counts them.
+                that runs with the step under way. Refused at once if requests that come first take longer than that
+                even at a third of the time that they took lately: those of the same user at this priority and above,
+                and of other users' as many at most, but for those that may end at any moment or be overtaken. Less
+                is reckoned with before as many requests have ended as may run at a time. Prompts are not counted,
+                for they may be in the cache: ``anatomy.predicted_ttft_s`` counts them.
             cache_salt: Namespace of cached prefixes, of at most 256 bytes; requests share blocks only within one.
-            user: Whose request it is, a name of at most 256 bytes. Users who wait at the same time are served alike, by
-                the work that is done for them: tokens, and room in the KV cache. Without it, all requests are one user's.
+            user: Whose request it is, a name of at most 256 bytes. Users who wait at the same time are served alike,
+                by the work that is done for them: tokens, and room in the KV cache. Without it, all are one user's.
             tools, documents, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs,
                 chat_template_content_format: How messages become a prompt; see :meth:`render`.
             **overrides: Fields of :class:`SamplingParams` for this call, such as ``max_tokens=8``.

@@ -85,7 +85,7 @@ pub enum SubmitError {
     },
     /// Not even its first token would be there in time.
     #[error(
-        "deadline_s cannot be met: it is {:.3} s, the requests before this one take {:.3} s at half of their time of late, and \
+        "deadline_s cannot be met: it is {:.3} s, the requests before this one take {:.3} s at a third of their time of late, and \
          its first token is expected after {:.3} s",
         deadline.as_secs_f64(), wait.as_secs_f64(), expected.as_secs_f64()
     )]

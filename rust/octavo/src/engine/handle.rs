@@ -250,6 +250,7 @@ impl Engine {
         let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
         let params = Arc::new(params);
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
+        let user: Arc<str> = options.user.into();
         let arrived = self.shared.now();
         let deadline = options.deadline.map(|span| {
             let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);

@@ -99,7 +99,7 @@ pub struct Forecast {
     /// Until its first token.
     pub ttft_ns: u64,
     /// So long it waits at least, whatever becomes of those who run now and however much of any prompt is in the cache: for
-    /// the turns of those before it who cannot be passed. Half of what that took lately, and less while few have ended.
+    /// the turns of those before it who cannot be passed. A third of what that took lately, and less while few have ended.
     pub least_ns: u64,
 }
 
@@ -132,7 +132,7 @@ impl Load {
         let ends = (own + own.min(ahead.alike)).saturating_sub(self.places);
         // Those who began together end together: before as many have ended as may run, all of them may be about to.
         let Ratio { above, below } = self.habits.turnover;
-        (ends as f64 * above / (below + self.places as f64) / 2.0) as u64
+        (ends as f64 * above / (below + self.places as f64) / 3.0) as u64
     }
 
     /// How long it takes until a place becomes free, when all are taken: as lately, and as is to be expected for as many ends
