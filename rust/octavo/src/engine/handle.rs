@@ -246,7 +246,6 @@ impl Engine {
     ) -> Ticket {
         let first = self.next_id.fetch_add(options.choices as u64, Ordering::Relaxed);
         let cache_salt = self.namespace(&options, first);
-        let user: Arc<str> = options.user.as_str().into();
         let mailbox = Arc::new(Mailbox::new(options.choices, options.every_token, options.waker));
         let params = Arc::new(params);
         let end_token_ids = if params.ignore_eos { Arc::from([]) } else { self.end_token_ids.clone() };
