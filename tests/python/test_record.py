@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -128,7 +129,8 @@ def test_damage_is_told(log: Path, tmp_path: Path) -> None:
 
 
 def test_a_cache_type_that_was_chosen_is_in_the_log(log: Path) -> None:
-    assert b'"kv_cache_dtype":"f16"' in log.read_bytes()
+    """Which it is depends on the processor."""
+    assert re.search(rb'"kv_cache_dtype":"b?f16"', log.read_bytes())
 
 
 def test_a_recording_ends_with_its_engine(tiny_path: str, tmp_path: Path) -> None:

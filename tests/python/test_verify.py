@@ -95,11 +95,13 @@ def test_a_deadline_before_the_first_token_leaves_nothing_to_compare(tiny: octav
     assert "'deadline': it has no tokens" in verification.limits[0]
 
 
-def test_what_the_answer_was_made_with_is_told(tiny: octavo.LLM, tiny_path: str, tmp_path: Path) -> None:
-    result = tiny.generate(list(range(30)), GREEDY, max_tokens=30, logprobs=0)
+def test_what_the_answer_was_made_with_is_told(tiny_path: str, tmp_path: Path) -> None:
+    with octavo.LLM(tiny_path, kv_cache_bytes="1MiB", kv_cache_dtype="f16") as llm:
+        result = llm.generate(list(range(30)), GREEDY, max_tokens=30, logprobs=0)
     copy = tmp_path / "copy.gguf"
     shutil.copy(tiny_path, copy)
-    with octavo.LLM(copy, kv_cache_bytes="1MiB", threads=1, block_size=32, max_num_seqs=3, seed=5) as other:
+    same = {"kv_cache_dtype": "f16", "threads": 1, "block_size": 32, "max_num_seqs": 3, "seed": 5}
+    with octavo.LLM(copy, kv_cache_bytes="1MiB", **same) as other:
         verification = other.verify(result)
         assert verification, str(verification)
         assert verification.limits == ()
@@ -108,7 +110,7 @@ def test_what_the_answer_was_made_with_is_told(tiny: octavo.LLM, tiny_path: str,
         (tiny_path, {"kv_cache_dtype": "f32"}, "kv_cache_dtype f16, this model has f32"),
         (tiny_path, {"dtype": "f32", "kv_cache_dtype": "f16"}, "dtype auto, this model has f32"),
         (tiny_path, {"device": "reference", "kv_cache_dtype": "f16"}, "device cpu, this model has reference"),
-        (other_model, {}, "llama-q4_0.gguf ("),
+        (other_model, {"kv_cache_dtype": "f16"}, "llama-q4_0.gguf ("),
     ]:
         with octavo.LLM(model, kv_cache_bytes="1MiB", **settings) as other:
             verification = other.verify(result)

@@ -7,6 +7,7 @@ mod fair; // turns, shares and how long anyone waits
 mod forecast; // what a request is told at the door
 mod histories; // thousands of random days
 mod laws; // named cases
+mod pace; // a long prompt beside those who are being answered
 mod record; // the flight recorder
 mod sessions; // what conversations keep
 mod scale; // a step's cost

@@ -284,12 +284,14 @@ fn no_bytes_do_harm() {
 fn a_plan_of_impossible_rows_is_a_difference() {
     let mut log = LogWriter::default();
     log.header(&header(config()));
+    let mut chunks = vec![log.take()];
     log.command(&Command::Submit(Box::new(request(7, &[1, 2, 3], 1))), Time(5));
-    let mut bytes = log.take();
+    let mut entries = log.take();
     // A plan, at once, of one sequence: as many rows as there are numbers, from the last position that there could be.
     let most = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
-    bytes.extend([&[4, 0, 1, 7][..], &most, &most].concat());
-    let report = play(&bytes, Tokens::Recorded, true).expect("a log");
+    entries.extend([&[4, 0, 1, 7][..], &most, &most].concat());
+    chunks.push(entries);
+    let report = play(&sealed(&chunks), Tokens::Recorded, true).expect("a log");
     let difference = report.difference.expect("nobody plans that");
     assert!(difference.wanted.contains(&u64::MAX.to_string()), "{difference}");
     assert_eq!(difference.found, "positions 0 to 3 of request 7");

@@ -87,10 +87,15 @@ impl Kept {
         self.id(alive.expect("the likeliest token has a weight"))
     }
 
-    /// Writes the probabilities of the kept tokens.
-    pub fn probabilities(&self, out: &mut [f32]) {
-        for place in 0..self.count {
-            out[self.id(place) as usize] = (f64::from(self.weights[place]) / self.total) as f32;
+    /// Turns the logits of the kept tokens into their probabilities, and all others into 0. They are those of weights that
+    /// are not rounded: what rounding takes from a token is far less than any number of draws could show.
+    pub fn probabilities(&self, logits: &mut [f32], max: f32, temperature: f32) {
+        let kept: Vec<_> = (0..self.count).map(|place| self.id(place) as usize).collect();
+        let weights: Vec<_> = kept.iter().map(|&id| softmax::weight((logits[id] - max) / temperature)).collect();
+        let total = softmax::sum(&weights);
+        logits.fill(0.0);
+        for (id, weight) in kept.into_iter().zip(weights) {
+            logits[id] = (f64::from(weight) / total) as f32;
         }
     }
 

@@ -75,12 +75,21 @@ impl Sampler {
 
     /// The probability with which [`draw`](Self::draw) gives each token, by the same steps.
     pub fn probabilities(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Vec<f32>, String> {
-        let mut probabilities = vec![0.0; logits.len()];
-        match self.keep(logits, draw, mask)? {
-            Choice::Greedy(token_id) => probabilities[token_id as usize] = 1.0,
-            Choice::Among(kept) => kept.probabilities(&mut probabilities),
+        let mut values = logits.to_vec();
+        if let Some(adjusted) = penalties::adjust(logits, draw, mask, &mut self.adjusted) {
+            values.copy_from_slice(adjusted);
         }
-        Ok(probabilities)
+        match self.keep(logits, draw, mask)? {
+            Choice::Greedy(token_id) => {
+                values.fill(0.0);
+                values[token_id as usize] = 1.0;
+            }
+            Choice::Among(kept) => {
+                let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                kept.probabilities(&mut values, max, draw.params.temperature);
+            }
+        }
+        Ok(values)
     }
 
     /// The log-probability of `token` in these raw logits, its rank and the `k` best tokens.
