@@ -78,7 +78,9 @@ def settled(llm: octavo.LLM, seconds: float = 10.0) -> Any:
 def given_up(llm: octavo.LLM, prompt: Any, after: int, **options: Any) -> tuple[octavo.Result, list[int]]:
     """The result of a stream that is given up after its first `after` tokens, and the tokens that came before its end.
 
-    A machine that lets this thread wait while the engine goes on may see the tiny model finish first: then it is tried again."""
+    A machine that lets this thread wait while the engine goes on may see the tiny model finish first: then it is tried
+    again.
+    """
     for _ in range(20):
         stream = llm.stream(prompt, ignore_eos=True, max_tokens=400, **options)
         tokens: list[int] = []
