@@ -152,11 +152,11 @@ fn draws_of_a_step_are_those_of_its_logits() {
         .collect();
     for step in 0..4 {
         let mut draws = crate::executor::greedy(&[1]);
-        for row in 0..ROWS {
+        for (row, params) in params.iter().enumerate() {
             let id = (1 + 3 * row + 50 * step) as u32;
             let next = crate::executor::greedy(&[id]);
-            let history = params[row].needs_history().then(|| Arc::new(TokenHistory::new(&[id, 2, 9])));
-            let draw = Draw { params: params[row].clone(), seed: 5, position: step, history, banned: [7].into() };
+            let history = params.needs_history().then(|| Arc::new(TokenHistory::new(&[id, 2, 9])));
+            let draw = Draw { params: params.clone(), seed: 5, position: step, history, banned: [7].into() };
             draws.ids.push(id);
             draws.positions.push(0);
             draws.slots.push(((4 + row) * BLOCK_SIZE) as u32);
