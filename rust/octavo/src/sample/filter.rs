@@ -21,7 +21,7 @@ pub struct Kept {
     all: bool,
     ids: Vec<u32>,
     logits: Vec<f32>,
-    /// Proportional to the probability.
+    /// Proportional to the probability, and rounded.
     weights: Vec<f32>,
     /// The weights added up, block by block, and all of them.
     block_sums: Vec<f64>,
@@ -87,11 +87,12 @@ impl Kept {
         self.id(alive.expect("the likeliest token has a weight"))
     }
 
-    /// Writes the probabilities of the kept tokens.
-    pub fn probabilities(&self, out: &mut [f32]) {
-        for place in 0..self.count {
-            out[self.id(place) as usize] = (f64::from(self.weights[place]) / self.total) as f32;
-        }
+    /// Writes the probabilities of the kept tokens, from what they were weighed by: not rounded.
+    pub fn probabilities(&self, logits: &[f32], max: f32, temperature: f32, out: &mut [f32]) {
+        let weight_of = |id: u32| softmax::weight((logits[id as usize] - max) / temperature);
+        let ids = || (0..self.count).map(|place| self.id(place));
+        let total: f64 = ids().map(|id| f64::from(weight_of(id))).sum();
+        ids().for_each(|id| out[id as usize] = (f64::from(weight_of(id)) / total) as f32);
     }
 
     /// The token in a place.
