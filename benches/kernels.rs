@@ -31,6 +31,10 @@ trait Operation {
     fn work(&self) -> Work;
     /// The same at a size that the reference gets through.
     fn small(&self) -> Self;
+    /// How far the CPU may be from the reference.
+    fn tolerance(&self) -> f32 {
+        1e-4
+    }
     /// Makes everything that it needs.
     fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B>;
 }
@@ -58,7 +62,7 @@ impl<B: Backend> Ready<B> {
 
 /// Checks an operation of the CPU against the reference, then times it.
 fn line(bench: &Bench, backend: &mut CpuBackend, operation: &impl Operation) {
-    checked_line(bench, backend, operation, Activations::Int8, |_| 1e-4);
+    checked_line(bench, backend, operation, Activations::Int8, |_| operation.tolerance());
 }
 
 /// The same on a GPU, whose kernels may round activations. The sweep of `tests/kernels` is stricter.
@@ -254,6 +258,10 @@ impl Operation for Attention {
     }
     fn small(&self) -> Self {
         Self { sequences: 2, rows: self.rows.min(3), context: 300, ..self.clone() }
+    }
+    fn tolerance(&self) -> f32 {
+        // Queries and weights are rounded to bfloat16 as well.
+        if self.dtype == CacheDtype::Bf16 { 1.5e-2 } else { 1e-4 }
     }
     fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
         let Self { sequences, rows, context, heads, dtype } = *self;

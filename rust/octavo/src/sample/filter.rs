@@ -21,7 +21,7 @@ pub struct Kept {
     all: bool,
     ids: Vec<u32>,
     logits: Vec<f32>,
-    /// Proportional to the probability.
+    /// Proportional to the probability, and rounded.
     weights: Vec<f32>,
     /// The weights added up, block by block, and all of them.
     block_sums: Vec<f64>,
@@ -87,16 +87,12 @@ impl Kept {
         self.id(alive.expect("the likeliest token has a weight"))
     }
 
-    /// Turns the logits of the kept tokens into their probabilities, and all others into 0. They are those of weights that
-    /// are not rounded: what rounding takes from a token is far less than any number of draws could show.
-    pub fn probabilities(&self, logits: &mut [f32], max: f32, temperature: f32) {
-        let kept: Vec<_> = (0..self.count).map(|place| self.id(place) as usize).collect();
-        let weights: Vec<_> = kept.iter().map(|&id| softmax::weight((logits[id] - max) / temperature)).collect();
-        let total = softmax::sum(&weights);
-        logits.fill(0.0);
-        for (id, weight) in kept.into_iter().zip(weights) {
-            logits[id] = (f64::from(weight) / total) as f32;
-        }
+    /// Writes the probabilities of the kept tokens, from what they were weighed by: not rounded.
+    pub fn probabilities(&self, logits: &[f32], max: f32, temperature: f32, out: &mut [f32]) {
+        let weight_of = |id: u32| softmax::weight((logits[id as usize] - max) / temperature);
+        let ids = || (0..self.count).map(|place| self.id(place));
+        let total: f64 = ids().map(|id| f64::from(weight_of(id))).sum();
+        ids().for_each(|id| out[id as usize] = (f64::from(weight_of(id)) / total) as f32);
     }
 
     /// The token in a place.

@@ -67,29 +67,23 @@ impl Sampler {
     pub fn draw(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Drawn, String> {
         let token_id = match self.keep(logits, draw, mask)? {
             Choice::Greedy(token_id) => token_id,
-            Choice::Among(kept) => kept.pick(random::coin(draw.seed, draw.position)),
+            Choice::Among { kept, .. } => kept.pick(random::coin(draw.seed, draw.position)),
         };
         let logprobs = draw.params.logprobs.map(|k| self.logprobs(logits, token_id, k));
         Ok(Drawn { token_id, logprobs })
     }
 
-    /// The probability with which [`draw`](Self::draw) gives each token, by the same steps.
+    /// The probability of each token, by the same steps. A draw follows it as closely as it may: it rounds weights, so that
+    /// what is 2^35 times less likely than the likeliest token does not come.
     pub fn probabilities(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Vec<f32>, String> {
-        let mut values = logits.to_vec();
-        if let Some(adjusted) = penalties::adjust(logits, draw, mask, &mut self.adjusted) {
-            values.copy_from_slice(adjusted);
-        }
+        let mut probabilities = vec![0.0; logits.len()];
         match self.keep(logits, draw, mask)? {
-            Choice::Greedy(token_id) => {
-                values.fill(0.0);
-                values[token_id as usize] = 1.0;
-            }
-            Choice::Among(kept) => {
-                let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                kept.probabilities(&mut values, max, draw.params.temperature);
+            Choice::Greedy(token_id) => probabilities[token_id as usize] = 1.0,
+            Choice::Among { kept, logits, max } => {
+                kept.probabilities(logits, max, draw.params.temperature, &mut probabilities);
             }
         }
-        Ok(values)
+        Ok(probabilities)
     }
 
     /// The log-probability of `token` in these raw logits, its rank and the `k` best tokens.
@@ -112,7 +106,7 @@ impl Sampler {
     }
 
     /// Everything but the coin.
-    fn keep(&mut self, logits: &[f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Choice<'_>, String> {
+    fn keep<'a>(&'a mut self, logits: &'a [f32], draw: &Draw, mask: Option<&TokenMask>) -> Result<Choice<'a>, String> {
         let raw = self.scan(logits)?;
         let (logits, seen) = match penalties::adjust(logits, draw, mask, &mut self.adjusted) {
             None => (logits, raw),
@@ -124,14 +118,20 @@ impl Sampler {
         if draw.params.temperature == 0.0 {
             return Ok(Choice::Greedy(seen.first));
         }
-        self.isa.run(Keep { kept: &mut self.kept, logits, max: seen.max, params: &draw.params });
-        Ok(Choice::Among(&self.kept))
+        let max = seen.max;
+        self.isa.run(Keep { kept: &mut self.kept, logits, max, params: &draw.params });
+        Ok(Choice::Among { kept: &self.kept, logits, max })
     }
 }
 
 enum Choice<'a> {
     Greedy(u32),
-    Among(&'a filter::Kept),
+    /// One of these, by their weights; `logits` after masks, bias and penalties, and the largest of them.
+    Among {
+        kept: &'a filter::Kept,
+        logits: &'a [f32],
+        max: f32,
+    },
 }
 
 // Loops over a vocabulary, compiled for every instruction set. They are plain arithmetic in one order, which the compiler
