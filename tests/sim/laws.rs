@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use octavo::execute::Executor;
-use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::kv::KvLayout;
 use octavo::request::{Finish, Rejection, Request, RequestId, SamplingParams, StopReason, Time, Wanted};
 use octavo::schedule::{Command, Scheduler, SchedulerConfig};
