@@ -19,6 +19,11 @@ const MOST_MIXED: u32 = 32;
 const FIRST_STEP_NS: f64 = 20e6;
 /// See [`FIRST_STEP_NS`].
 const FIRST_ROW_NS: f64 = 1e6;
+/// Steps whose time is not what was expected are planned with room for so many mean deviations: of times that scatter as
+/// measurements do, one in a hundred is longer.
+const DEVIATIONS: f64 = 3.0;
+/// But no more than this part of the target is kept free, or little would be read on a machine that others disturb.
+const MOST_FREE: f64 = 0.4;
 /// Up to so many tokens before it, a row costs about the same.
 const SHALLOW: usize = 512;
 /// Doublings of [`SHALLOW`] that are told apart.
@@ -55,6 +60,8 @@ pub struct Pace {
     mixed: u32,
     /// What a row adds at each depth.
     row: [Option<f64>; DEPTHS],
+    /// By what part of what was expected steps near the target differ from it, in the mean.
+    deviation: f64,
     /// Rows of prompts in the latest steps, and what they added: running sums, so that a step counts by its rows.
     latest_rows: f64,
     latest_ns: f64,
@@ -72,15 +79,16 @@ impl Pace {
         if self.target.is_some() && decoding > 0 && is_unknown { 0.0 } else { self.room_ns(decoding) }
     }
 
-    /// What prompts may add to most steps of `decoding` sequences. A step then takes about the target; or twice what it
-    /// takes anyway, if that is longer.
+    /// What prompts may add to most steps of `decoding` sequences. A step then takes about the target, less what
+    /// steps scatter by; or twice what it takes anyway, if that is longer.
     fn room_ns(&self, decoding: usize) -> f64 {
         let Some(target) = self.target.filter(|_| decoding > 0) else { return f64::INFINITY };
         if self.prompt_row_ns().is_none() {
             return FIRST_ROWS as f64 * UNKNOWN_ROW_NS;
         }
         let alone = self.decoding.unwrap_or(0.0);
-        (target.max(2.0 * alone) - alone).max(UNKNOWN_ROW_NS)
+        let free = (DEVIATIONS * self.deviation).min(MOST_FREE);
+        (((1.0 - free) * target).max(2.0 * alone) - alone).max(UNKNOWN_ROW_NS)
     }
 
     /// What a row of the latest prompts added to a step; `None`: no prompt was read yet.
@@ -139,6 +147,9 @@ impl Pace {
             (0..DEPTHS).filter(|&depth| prompt.0[depth] > 0 && (is_new(depth) || !any_new)).collect();
         let (share, most) = if any_new { (1.0, 16.0) } else { (NEWEST, 2.0) };
         let error = added - parts.iter().sum::<f64>();
+        if decoding > 0 && is_close && !any_new {
+            self.deviation += NEWEST / 4.0 * (error.abs() / (ns - error) - self.deviation);
+        }
         let squares: f64 = answers.iter().map(|&depth| parts[depth] * parts[depth]).sum();
         for depth in answers {
             let part = parts[depth];
