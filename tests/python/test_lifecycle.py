@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -19,13 +20,13 @@ from conftest import GREEDY, KV_BYTES, python
 
 def test_close_and_after(tiny_path: str) -> None:
     llm = octavo.LLM(tiny_path, kv_cache_bytes="4MiB")
-    stream = llm.stream([1], GREEDY, max_tokens=400)
-    next(stream)
+    # One may be through before this thread goes on.
+    streams = [llm.stream([i], GREEDY, max_tokens=400) for i in range(30)]
+    next(streams[0])
     llm.close()
     llm.close()
     with pytest.raises(octavo.EngineClosedError, match="closed"):
-        for _ in stream:
-            pass
+        list(itertools.chain.from_iterable(streams))
     for use in (lambda: llm.generate([1]), lambda: llm.stream([1]), llm.stats, lambda: llm.logits([1])):
         with pytest.raises(octavo.EngineClosedError, match="closed"):
             use()
