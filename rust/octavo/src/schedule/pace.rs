@@ -199,6 +199,22 @@ mod tests {
     }
 
     #[test]
+    fn steps_that_scatter_are_seldom_longer_than_the_target() {
+        let (target, mut pace, mut over, mut prompt_rows) = (30e6, Pace::new(Some(30_000_000)), 0, 0);
+        for i in 0..1000u64 {
+            // Up to a fifth longer or shorter than it should be.
+            let scatter = 0.8 + 0.4 * (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64 / (1u64 << 24) as f64;
+            let count = fitting(&pace, 4, 0);
+            let ns = (5e6 + 1e5 * count as f64) * scatter;
+            pace.observe(4, &rows(&[(0, count)]), ns as u64);
+            over += u32::from(i >= 50 && ns > target);
+            prompt_rows += count;
+        }
+        assert!(over <= 30, "{over} of 950 steps");
+        assert!(prompt_rows > 1000 * 100, "{prompt_rows} rows: much of the target is left");
+    }
+
+    #[test]
     fn it_holds_nobody_up_without_need() {
         let mut pace = Pace::new(Some(1));
         assert_eq!([fitting(&pace, 0, 0), fitting(&pace, 1, 0)], [usize::MAX, 0], "decoding alone comes first");
