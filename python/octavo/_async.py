@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from octavo._octavo import Chunk, Result, Ticket
 
 
+# How long until the next look at a deadline that has passed on one clock and not yet on the other.
+_CLOCKS_APART_S = 0.001
+
+
 class _LoopWaker:
     """One event loop's pipe, and who waits for it to be written."""
 
@@ -33,10 +37,23 @@ class _LoopWaker:
 
     @staticmethod
     def _look_for(future: asyncio.Future[Chunk | None], ticket: Ticket) -> None:
-        if not future.done():
+        if future.done():
+            return
+        try:
             chunk = ticket.next(0.0)
-            if chunk is not None or ticket.ended:
-                future.set_result(chunk)
+        except Exception as error:
+            # For whoever waits for this one, and nobody else.
+            future.set_exception(error)
+            return
+        if chunk is not None or ticket.ended:
+            future.set_result(chunk)
+
+    def _expire(self, future: asyncio.Future[Chunk | None], ticket: Ticket) -> None:
+        """Looks when a deadline passes: the engine thread may be busy with a long step, and one that still waits is not
+        in it. The loop's clock may be a little ahead of the engine's."""
+        self._look_for(future, ticket)
+        if not future.done() and ticket.expires_in_s:
+            asyncio.get_running_loop().call_later(_CLOCKS_APART_S, self._expire, future, ticket)
 
     async def next_chunk(self, ticket: Ticket) -> Chunk | None:
         chunk = ticket.next(0.0)
@@ -45,9 +62,8 @@ class _LoopWaker:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Chunk | None] = loop.create_future()
         self._waiting[future] = ticket
-        # The engine thread may be busy with a long step when the deadline of one that waits passes.
         left = ticket.expires_in_s
-        timer = loop.call_later(left, self._look_for, future, ticket) if left else None
+        timer = None if left is None else loop.call_later(left, self._expire, future, ticket)
         try:
             return await future
         finally:
@@ -70,6 +86,11 @@ def _waker_of_loop() -> _LoopWaker:
 def running_loop() -> asyncio.AbstractEventLoop:
     """The loop that runs here. (Whoever imports :mod:`octavo` need not pay for importing asyncio.)"""
     return asyncio.get_running_loop()
+
+
+def lock() -> asyncio.Lock:
+    """For the tasks of one loop."""
+    return asyncio.Lock()
 
 
 async def submitted(submit: Callable[[Waker], Ticket]) -> Ticket:
@@ -124,4 +145,6 @@ async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Seque
     finally:
         for task in flying:
             task.cancel()
+        # What became of them is asked for, or asyncio would complain about errors that nobody heard.
+        await asyncio.gather(*flying, return_exceptions=True)
     return [results[i] for i in range(len(choices))]

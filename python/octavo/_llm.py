@@ -13,10 +13,11 @@ from uuid import uuid4
 from octavo import _models
 from octavo._batch import naming, run_batch, window
 from octavo._errors import InvalidRequestError
+from octavo._numpy import numpy_for
 from octavo._octavo import Engine, Result, Ticket
 from octavo._params import CallOptions, EngineConfig, SamplingParams, schema_text
 from octavo._paths import checked_path
-from octavo._progress import Progress, bar_on_terminal
+from octavo._progress import Progress, bar_on_terminal, checked_progress
 from octavo._prompts import ChatOptions, Messages, Prompt, TokenIds, chat_options, is_batch, to_chat, to_engine
 from octavo._score import Score, token_pairs
 from octavo._session import Session
@@ -117,7 +118,7 @@ class LLM:
             threads=threads,
             seed=seed,
         )
-        self._progress = progress
+        self._progress = checked_progress(progress)
         self._prefix_caching = enable_prefix_caching
         self._path = _models.resolve(model, progress=progress)
         with bar_on_terminal("load", progress, unit="B") as report:
@@ -258,7 +259,7 @@ class LLM:
         with nullcontext() if at is None else naming("prompt", at, InvalidRequestError):
             return self._engine.submit(
                 to_engine(prompt, call.chat),
-                self._prepared(call.params_of(at or 0)),
+                self._prepared(call.params_of(at)),
                 call.options,
                 every_token=every_token,
                 waker=waker,
@@ -303,7 +304,7 @@ class LLM:
 
     def detokenize(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        return self._engine.detokenize(checked_ids(token_ids), skip_special_tokens=skip_special_tokens)
+        return self._engine.detokenize(checked_ids(token_ids), skip_special_tokens=bool(skip_special_tokens))
 
     def render(
         self,
@@ -352,11 +353,20 @@ class LLM:
         return self._engine.render(to_chat(messages, options))
 
     def logits(self, prompt: Prompt, positions: Literal["last", "all"] = "last") -> NDArray[numpy.float32]:
-        """Raw logits of a prompt, before any sampling step: float32 of shape (positions, vocabulary)."""
-        numpy = _numpy("logits")
-        wanted = {"last": "last_logits", "all": "all_logits"}.get(positions)
-        if wanted is None:
+        """Raw logits of a prompt, before any sampling step: float32 of shape (positions, vocabulary).
+
+        Args:
+            prompt: Text, messages, or token ids.
+            positions: ``"last"``: what comes after the prompt, one row; ``"all"``: what comes after each of its tokens.
+
+        Raises:
+            InvalidRequestError: The prompt is impossible.
+            ImportError: There is no numpy.
+        """
+        numpy = numpy_for("logits")
+        if positions not in ("last", "all"):
             raise InvalidRequestError(f"positions must be 'last' or 'all', not {positions!r}")
+        wanted = f"{positions}_logits"
         ticket = self._engine.submit(to_engine(prompt), SamplingParams(), CallOptions(), wanted=wanted)
         ticket.wait()
         rows: NDArray[Any] = numpy.frombuffer(ticket.logits(), dtype="<f4")
@@ -535,9 +545,13 @@ class _Call:
         else:
             self._params = _merged(params, keywords)
 
-    def params_of(self, i: int) -> SamplingParams:
-        """The parameters of prompt ``i``."""
-        return self._params[i] if isinstance(self._params, list) else self._params
+    def params_of(self, i: int | None) -> SamplingParams:
+        """The parameters of prompt ``i`` of a list; ``None``: of the one that is no list."""
+        if not isinstance(self._params, list):
+            return self._params
+        if i is None:
+            raise InvalidRequestError(f"params is a list of {len(self._params)}, and the prompt is one, not a list")
+        return self._params[i]
 
     def choices(self, count: int) -> list[int]:
         """How many answers each of ``count`` prompts wants."""
@@ -557,11 +571,3 @@ def _merged(params: Any, overrides: dict[str, Any]) -> SamplingParams:
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}: no option of a call, no sampling parameter")
     return replace(params, **overrides) if overrides else params
-
-
-def _numpy(what: str) -> Any:
-    try:
-        import numpy
-    except ImportError:
-        raise ImportError(f"{what} come back as a numpy array, and numpy is not installed: pip install numpy") from None
-    return numpy

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
+from octavo._errors import ModelLoadError
 from octavo._sizes import format_bytes
 
 #: Gets ``(stage, done, total)``.
@@ -19,6 +20,13 @@ Progress: TypeAlias = "Literal[False] | Listener | None"
 _PATIENCE_S = 1.0
 _REDRAW_S = 0.1
 _WIDTH = 28
+
+
+def checked_progress(progress: Progress) -> Progress:
+    """What a caller gave, or an error that says what there is."""
+    if not (progress is None or progress is False or callable(progress)):
+        raise ModelLoadError(f"progress must be None (a bar on a terminal), False or a callable, not {progress!r}")
+    return progress
 
 
 @contextmanager

@@ -67,17 +67,18 @@ def to_engine(prompt: Any, options: ChatOptions = _DEFAULTS) -> EnginePrompt:
     """One prompt in the form the engine takes. Token ids are checked there, by value."""
     if _is_messages(prompt):
         return to_chat(prompt, options)
-    for name in ("tools", "documents", "chat_template", "chat_template_kwargs", "continue_final_message"):
-        if getattr(options, name):
+    for name in ChatOptions.__slots__:
+        value = getattr(options, name)
+        if value is False if getattr(_DEFAULTS, name) is True else value:
             raise InvalidRequestError(f"{name} goes with messages: only a chat template can show it to the model")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, (bytes, bytearray, memoryview)):
         raise InvalidRequestError(f"the prompt is {type(prompt).__name__}; decode it to str first")
-    if not _is_collection(prompt):
+    if not _is_collection(prompt) or getattr(prompt, "ndim", 1) != 1:
         raise InvalidRequestError(f"the prompt is {_described(prompt)}; {_FORMS}")
     ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-    if not isinstance(ids, list) or not ids:
+    if not ids:
         raise InvalidRequestError(f"the prompt is empty; {_FORMS}")
     return ids
 
@@ -125,9 +126,12 @@ def to_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> Chat
 
 
 def _content_format(options: ChatOptions) -> str:
-    if options.chat_template_content_format is None:
+    form = options.chat_template_content_format
+    if form is None:
         return "auto" if options.chat_template is None else "openai"
-    return options.chat_template_content_format
+    if form not in ("auto", "string", "openai"):
+        raise InvalidRequestError(f"chat_template_content_format must be 'auto', 'string' or 'openai', not {form!r}")
+    return form
 
 
 def _mappings(name: str, values: Any) -> list[dict[str, Any]]:
@@ -151,4 +155,5 @@ def _json(name: str, value: dict[str, Any]) -> str:
 
 def _described(value: Any) -> str:
     """Kind of a value, never its contents: prompts do not belong in error messages."""
-    return "None" if value is None else f"a {type(value).__name__}"
+    shape = f" of shape {value.shape}" if getattr(value, "ndim", 1) != 1 else ""
+    return "None" if value is None else f"a {type(value).__name__}{shape}"

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from octavo import _models, _octavo
+from octavo._errors import InvalidRequestError
 from octavo._paths import checked_path
 
 if TYPE_CHECKING:
@@ -31,11 +32,15 @@ def replay(
         check: Also prove the scheduler's invariants after every entry. Takes time in the number of blocks.
 
     Raises:
+        InvalidRequestError: An argument is impossible, or a model or threads are given for the schedule alone.
         OctavoError: The file is no log, or is damaged (the message says at which byte); or the model is another one.
         ModelLoadError: The model cannot be loaded, or ``threads`` is impossible.
         OSError: The file cannot be read, or is no regular one; a :class:`FileNotFoundError` and so on, as ``open``
             raises.
     """
     path = checked_path("path", path)
+    for name, value in (("model", model), ("threads", threads)):
+        if schedule_only is True and value is not None:
+            raise InvalidRequestError(f"schedule_only runs no model, so {name} has no part in it")
     where = None if model is None else _models.resolve(model)
     return _octavo.replay(path, model=where, schedule_only=schedule_only, threads=threads, check=check)

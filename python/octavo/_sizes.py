@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from operator import index
 
 from octavo._errors import ModelLoadError
 
@@ -15,8 +16,8 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 def parse_bytes(name: str, size: int | str) -> int:
     """``"2GiB"``, ``"512 MB"`` or a number, in bytes."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        count = size
+    if hasattr(size, "__index__") and not isinstance(size, bool):
+        count = index(size)
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
         if match is None or match[2].upper() not in _UNITS:

@@ -11,6 +11,7 @@ from octavo._octavo import Chunks
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from asyncio import Lock as AsyncLock
 
     from typing_extensions import Self
 
@@ -64,16 +65,17 @@ class AsyncStream:
         self._outcome: _Outcome | None = None
         self._closed = False
         self._loop: AbstractEventLoop | None = None
+        self._starting: AsyncLock | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
-        if self._closed and self._ticket is None:
-            raise StopAsyncIteration
         from octavo._async import next_chunk
 
         ticket = await self._started()
+        if ticket is None:
+            raise StopAsyncIteration
         try:
             chunk = await next_chunk(ticket)
         except BaseException:
@@ -86,16 +88,21 @@ class AsyncStream:
             raise StopAsyncIteration
         return chunk
 
-    async def _started(self) -> Ticket:
-        from octavo._async import running_loop, submitted
+    async def _started(self) -> Ticket | None:
+        """The request, made once, whoever comes first; ``None``: it was given up before."""
+        from octavo._async import lock, running_loop, submitted
 
         loop = running_loop()
-        if self._ticket is None:
-            self._loop = loop
-            self._ticket = await submitted(self._submit)
-            self._outcome = _Outcome(self._ticket)
+        if self._starting is None:
+            self._starting, self._loop = lock(), loop
         if self._loop is not loop:
             raise OctavoError("this stream was begun in another event loop, which is told of its chunks")
+        async with self._starting:
+            if self._ticket is None and not self._closed:
+                self._ticket = await submitted(self._submit)
+                self._outcome = _Outcome(self._ticket)
+                if self._closed:  # meanwhile
+                    self._ticket.cancel()
         return self._ticket
 
     @property
@@ -140,6 +147,7 @@ class _Outcome:
                 except OctavoError as error:
                     self._error = error
         if self._error is not None:
-            raise self._error
+            # Whoever asks again gets it as it came, without the frames of those who asked before.
+            raise self._error.with_traceback(None)
         assert self._result is not None
         return self._result

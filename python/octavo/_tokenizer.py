@@ -30,7 +30,7 @@ class Tokenizer:
 
     def detokenize(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """As :meth:`octavo.LLM.detokenize`."""
-        return self._tokenizer.detokenize(checked_ids(token_ids), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.detokenize(checked_ids(token_ids), skip_special_tokens=bool(skip_special_tokens))
 
     def detokenize_bytes(self, token_ids: Any) -> bytes:
         """The bytes of token ids, special tokens included, be they UTF-8 or not."""
@@ -50,6 +50,6 @@ def checked_text(text: Any) -> str:
 
 def checked_ids(token_ids: Any) -> list[int]:
     """A list of what may be token ids."""
-    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__iter__"):
+    if isinstance(token_ids, (str, bytes, bytearray, memoryview)) or not hasattr(token_ids, "__iter__"):
         raise InvalidRequestError(f"token_ids must be a list or an array, not a {type(token_ids).__name__}")
     return token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
 import re
@@ -85,6 +86,57 @@ def test_the_stub_is_the_module() -> None:
             if callable(value):
                 actual = [p for p in inspect.signature(value).parameters if p != "self"]
                 assert actual == signatures[f"{name}.{member}"], f"{name}.{member}"
+
+
+def test_help_and_the_stub_say_the_same() -> None:
+    """Every docstring, and every parameter with its kind and default, of the extension as its stub has them."""
+    stub = ast.parse((Path(octavo.__file__).parent / "_octavo.pyi").read_text())
+    told = 0
+    for node in stub.body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            continue
+        thing = getattr(_octavo, node.name)
+        members = node.body if isinstance(node, ast.ClassDef) else []
+        pairs: list[tuple[str, ast.ClassDef | ast.FunctionDef, object]] = [(node.name, node, thing)]
+        for member in members:
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("__"):
+                pairs.append((f"{node.name}.{member.name}", member, inspect.getattr_static(thing, member.name)))
+        for name, wanted, found in pairs:
+            doc = ast.get_docstring(wanted)
+            assert (found.__doc__ and inspect.cleandoc(found.__doc__)) == doc, name
+            told += doc is not None
+            is_property = any(getattr(mark, "id", "") == "property" for mark in wanted.decorator_list)
+            if isinstance(wanted, ast.FunctionDef) and not is_property:
+                assert parameters(found) == written(wanted), name
+    assert told > 100
+
+
+def parameters(function: object) -> list[tuple[str, str, str | None]]:
+    """Name, kind and default of each, but for ``self``."""
+    function = getattr(function, "__func__", function)  # of a static method
+    found = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return [
+        (one.name, one.kind.name, None if one.default is one.empty else repr(one.default))
+        for one in found
+        if one.name != "self"
+    ]
+
+
+def written(function: ast.FunctionDef) -> list[tuple[str, str, str | None]]:
+    """Likewise, as a stub has it."""
+    arguments = function.args
+    plain = arguments.posonlyargs + arguments.args
+    defaults: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults)) + [*arguments.defaults]
+    every = [(one, "POSITIONAL_OR_KEYWORD", default) for one, default in zip(plain, defaults, strict=True)]
+    every += [
+        (one, "KEYWORD_ONLY", default)
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    return [
+        (one.arg, kind, None if default is None else repr(ast.literal_eval(default)))
+        for one, kind, default in every
+        if one.arg != "self"
+    ]
 
 
 def test_the_stub_satisfies_stubtest(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from octavo._errors import InvalidRequestError
 from octavo.cli import _options
 from octavo.cli._show import dim, show_summary
 
@@ -14,7 +15,7 @@ from octavo.cli._show import dim, show_summary
 def add(commands: Any) -> None:
     parser = commands.add_parser("chat", help="ask a model, once or in turns", description=__doc__)
     parser.add_argument("model", help=_options.MODEL_HELP)
-    parser.add_argument("text", nargs="*", help="the question; without one, a conversation begins")
+    parser.add_argument("text", nargs="*", default=[], help="the question; without one, a conversation begins")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
     parser.add_argument("--anatomy", action="store_true", help="show where every answer's time and memory went")
     _options.add_sampling(parser)
@@ -73,6 +74,12 @@ class _Conversation:
                 # As if it had not been asked: half an answer would mislead the next one.
                 del self._messages[turns:]
                 print(dim("[stopped]", sys.stderr), file=sys.stderr)
+            except InvalidRequestError as error:
+                # Too long, say. A person may ask something else; a program's next questions build on this one.
+                if not sys.stdin.isatty():
+                    raise
+                del self._messages[turns:]
+                print(dim(f"[{error}]", sys.stderr), file=sys.stderr)
 
     def _next_question(self) -> str | None:
         try:

@@ -6,16 +6,21 @@ use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 
-/// A partition of a request's life on one monotonic clock, with what it used.
+/// Where a request's time and memory went. The times are a partition of its life on one monotonic clock: exclusive,
+/// in whole nanoseconds, and their sum is the whole. ``print`` draws it.
 #[pyclass(module = "octavo", frozen)]
 pub struct Anatomy(pub anatomy::Anatomy);
 
 /// What it cost a request to lose its blocks.
 #[pyclass(module = "octavo._octavo", frozen, get_all)]
 pub struct Preemption {
+    /// When, in seconds since it arrived.
     at_s: f64,
+    /// Tokens whose keys and values were given up.
     lost_tokens: usize,
+    /// Of these, those that were computed again; the others were still in the cache.
     recomputed_tokens: usize,
+    /// Seconds until it had again what it had, or ended, or lost its blocks once more.
     lost_s: f64,
 }
 
@@ -64,6 +69,7 @@ impl Anatomy {
 
 #[pymethods]
 impl Anatomy {
+    /// Every part by name, in the order of the stages; the values sum to :attr:`total_ns`.
     #[getter]
     fn parts_ns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let parts = PyDict::new(py);
@@ -83,46 +89,56 @@ impl Anatomy {
         seconds(self.0.total_ns())
     }
 
+    /// From the call to the queue: template, tokenizer, checks.
     #[getter]
     fn tokenize_s(&self) -> f64 {
         seconds(self.0.tokenize_ns)
     }
 
+    /// Waiting for a sequence, for blocks, or for room in a step.
     #[getter]
     fn queue_s(&self) -> f64 {
         seconds(self.0.record.stages.queue.total())
     }
 
+    /// Until the first token.
     #[getter]
     fn prefill_s(&self) -> f64 {
         seconds(self.0.record.stages.prefill.total())
     }
 
+    /// After the first token.
     #[getter]
     fn decode_s(&self) -> f64 {
         seconds(self.0.record.stages.decode.total())
     }
 
+    /// From the last token until the reader had everything.
     #[getter]
     fn stream_s(&self) -> f64 {
         seconds(self.0.stream_ns)
     }
 
+    /// Time to first token: tokenize + queue + prefill.
     #[getter]
     fn ttft_s(&self) -> Option<f64> {
         self.0.ttft_ns().map(seconds)
     }
 
+    /// What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
+    /// engine was lately. Before its first step that is 1 ms for a token of a prompt, and 20 ms for a step.
     #[getter]
     fn predicted_ttft_s(&self) -> f64 {
         seconds(self.0.predicted_ttft_ns)
     }
 
+    /// Mean time per token after the first.
     #[getter]
     fn tpot_s(&self) -> Option<f64> {
         self.0.record.tpot_ns().map(|ns| ns / 1e9)
     }
 
+    /// Seconds between one token and the next.
     #[getter]
     fn inter_token_times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let bytes: Vec<u8> = self.0.record.itl_ns().flat_map(|ns| seconds(ns).to_le_bytes()).collect();
@@ -139,11 +155,13 @@ impl Anatomy {
         self.0.record.prompt_tokens
     }
 
+    /// Tokens of the prompt that came from the prefix cache.
     #[getter]
     fn cached_tokens(&self) -> usize {
         self.0.record.cached_tokens
     }
 
+    /// Tokens that were run, those run again after a preemption included.
     #[getter]
     fn computed_tokens(&self) -> usize {
         self.0.record.computed_tokens
@@ -159,6 +177,7 @@ impl Anatomy {
         self.0.record.completion_tokens
     }
 
+    /// Steps that read a part of the prompt.
     #[getter]
     fn chunks(&self) -> usize {
         self.0.record.chunks
@@ -169,11 +188,13 @@ impl Anatomy {
         self.0.record.steps
     }
 
+    /// How often its blocks were taken away.
     #[getter]
     fn preemptions(&self) -> usize {
         self.0.record.preemptions
     }
 
+    /// What that cost, each time.
     #[getter]
     fn preempted(&self) -> Vec<Preemption> {
         let cost = |cost: &anatomy::Preemption| Preemption {
@@ -185,11 +206,13 @@ impl Anatomy {
         self.0.record.preempted.iter().map(cost).collect()
     }
 
+    /// Other sequences in its steps, on average.
     #[getter]
     fn neighbours(&self) -> f64 {
         self.0.record.neighbour_sequences as f64 / self.0.record.steps.max(1) as f64
     }
 
+    /// The rent of the KV cache: blocks times how long they were held; a shared block is split among its holders.
     #[getter]
     fn block_seconds(&self) -> f64 {
         self.0.block_seconds()
@@ -200,6 +223,10 @@ impl Anatomy {
         self.0.byte_seconds()
     }
 
+    /// For a turn of a :class:`octavo.Session`: what became of what the turn before had left. ``resumed``: this one
+    /// went on from it, and ``cached_tokens`` is how much it was; ``diverged``: it has other tokens, and only whole
+    /// blocks were looked for; ``recomputed``: it has the same, and asked for ``prompt_logprobs``, which only computing
+    /// all of them again tells; ``expired``, ``evicted``, ``over_limit``: it was given up before this turn came.
     #[getter]
     fn kept(&self) -> Option<&'static str> {
         self.0.record.kept.map(PinFate::name)

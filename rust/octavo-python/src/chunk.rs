@@ -5,12 +5,17 @@ use octavo::request;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// A token with its log-probability.
+use crate::repr::quoted;
+
+/// A token with its log-probability: the natural logarithm of the softmax of the raw logits, before any sampling
+/// step.
 #[pyclass(module = "octavo", frozen, get_all)]
 pub struct TokenLogprobs {
     token_id: u32,
     logprob: f32,
+    /// How many tokens are likelier, plus 1.
     rank: u32,
+    /// The best tokens and their log-probabilities, best first; ties by the smaller id.
     top: Vec<(u32, f32)>,
 }
 
@@ -31,16 +36,19 @@ pub fn logprobs(py: Python<'_>, all: Vec<request::TokenLogprobs>) -> PyResult<Ve
     all.into_iter().map(convert).collect()
 }
 
-/// The newest part of an answer.
+/// The newest part of an answer. A reader that was slow gets several tokens in one.
 #[pyclass(module = "octavo", frozen)]
 pub struct Chunk {
+    /// Which of the ``n`` answers.
     #[pyo3(get)]
     index: usize,
+    /// New text, always whole characters. May be empty: a token need not complete one.
     #[pyo3(get)]
     text: String,
     #[pyo3(get)]
     token_ids: Vec<u32>,
     logprobs: Option<Vec<Py<TokenLogprobs>>>,
+    /// Why the answer ended, with its last part.
     #[pyo3(get)]
     finish_reason: Option<&'static str>,
 }
@@ -60,19 +68,22 @@ impl Chunk {
 
 #[pymethods]
 impl Chunk {
+    /// The new text as UTF-8.
     #[getter]
     fn bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.text.as_bytes())
     }
 
+    /// One per new token, when asked for.
     #[getter]
     fn logprobs(&self, py: Python<'_>) -> Option<Vec<Py<TokenLogprobs>>> {
         self.logprobs.as_ref().map(|all| all.iter().map(|one| one.clone_ref(py)).collect())
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let Self { index, text, token_ids, .. } = self;
-        let finish = self.finish_reason.map_or(String::new(), |reason| format!(", finish_reason={reason:?}"));
-        format!("Chunk(text={text:?}, token_ids={token_ids:?}, index={index}{finish})")
+        let text = quoted(py, text)?;
+        let finish = self.finish_reason.map_or(String::new(), |reason| format!(", finish_reason='{reason}'"));
+        Ok(format!("Chunk(text={text}, token_ids={token_ids:?}, index={index}{finish})"))
     }
 }

@@ -10,14 +10,14 @@ use pyo3::types::PyString;
 
 use crate::errors::{invalid, not_loaded, refused};
 use crate::facts::{Facts, Stats};
-use crate::fields::{argument, token_ids};
+use crate::fields::{TEXT, argument};
 use crate::home::Home;
 use crate::params;
 use crate::prompt::{Chat, prompt};
 use crate::result::{Asked, RequestResult};
 use crate::session::{CacheExplanation, SessionHandle, answer};
 use crate::ticket::Ticket;
-use crate::tokenizer::Encoding;
+use crate::tokenizer::{Encoding, known};
 use crate::waker::Waker;
 use crate::watch::{Events, Recording};
 
@@ -46,8 +46,9 @@ impl Engine {
     }
 
     #[getter]
-    fn facts(&self) -> PyResult<Facts> {
-        Ok(Facts::from(self.0.get()?.facts()))
+    fn facts(&self) -> PyResult<Option<Facts>> {
+        // Also in a forked child: whoever is told that a model lives elsewhere wants to see which.
+        Ok(self.0.anywhere().map(|engine| Facts::from(engine.facts())))
     }
 
     #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None,
@@ -74,6 +75,7 @@ impl Engine {
         submit(py, engine, &self::prompt(prompt)?, params, options)
     }
 
+    /// Asks for one choice of a finished request again, with its seed and without sharing anything.
     fn submit_again(&self, py: Python<'_>, result: &Bound<'_, RequestResult>, choice: usize) -> PyResult<Ticket> {
         let (prompt, params, options) =
             result.get().again(choice).ok_or_else(|| invalid(format!("the result has no choice {choice}")))?;
@@ -86,6 +88,7 @@ impl Engine {
         py.detach(|| engine.token_ids(&prompt, None)).map_err(refused)
     }
 
+    /// What a result was made with that this model has not: a name, how it was there, and how it is here.
     fn made_otherwise(&self, result: &Bound<'_, RequestResult>) -> PyResult<Vec<(&'static str, String, String)>> {
         Ok(result.get().origin.otherwise(self.0.get()?.origin()))
     }
@@ -105,7 +108,7 @@ impl Engine {
         let prompt = self::prompt(prompt)?;
         let session = session.map(|session| session.get().session.get().cloned()).transpose()?;
         let session = session.as_deref();
-        let cache_salt: String = argument("cache_salt", params::TEXT, cache_salt).map_err(invalid)?;
+        let cache_salt: String = argument("cache_salt", TEXT, cache_salt).map_err(invalid)?;
         let ids = py.detach(|| engine.token_ids(&prompt, session)).map_err(refused)?;
         let said = answer(py, engine.explain(ids.clone(), &cache_salt, session).map_err(refused)?)?;
         Ok(CacheExplanation::new(engine, &ids, &said, engine.now()))
@@ -125,11 +128,8 @@ impl Engine {
     #[pyo3(signature = (token_ids, *, skip_special_tokens))]
     fn detokenize(&self, py: Python<'_>, token_ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> PyResult<String> {
         let engine = self.0.get()?;
-        let ids = self::token_ids("token_ids", token_ids).map_err(invalid)?;
-        py.detach(|| {
-            engine.token_ids(&engine::Prompt::Tokens(ids.clone()), None).map_err(refused)?;
-            Ok(engine.tokenizer().decode(&ids, skip_special_tokens))
-        })
+        let ids = known(token_ids, engine.facts().vocab, "the vocabulary")?;
+        Ok(py.detach(|| engine.tokenizer().decode(&ids, skip_special_tokens)))
     }
 
     fn render(&self, py: Python<'_>, chat: &Bound<'_, Chat>) -> PyResult<(String, Vec<u32>)> {

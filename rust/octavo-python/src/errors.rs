@@ -11,6 +11,8 @@ use octavo_kernels::BackendError;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError};
 use pyo3::prelude::*;
 
+use crate::fields::Unread;
+
 pyo3::import_exception!(octavo._errors, DeadlineExceededError);
 pyo3::import_exception!(octavo._errors, DeviceError);
 pyo3::import_exception!(octavo._errors, EngineClosedError);
@@ -21,8 +23,19 @@ pyo3::import_exception!(octavo._errors, OutOfMemoryError);
 pyo3::import_exception!(octavo._errors, QueueFullError);
 
 /// A request that makes no sense.
-pub fn invalid(what: String) -> PyErr {
-    InvalidRequestError::new_err(what)
+pub fn invalid(what: impl Into<Unread>) -> PyErr {
+    match what.into() {
+        Unread::Wrong(what) => InvalidRequestError::new_err(what),
+        Unread::Raised(error) => error,
+    }
+}
+
+/// A setting that makes no sense.
+pub fn not_set(what: Unread) -> PyErr {
+    match what {
+        Unread::Wrong(what) => ModelLoadError::new_err(what),
+        Unread::Raised(error) => error,
+    }
 }
 
 /// An error of the system about a file: with its number and the file's name Python finds the class for it.

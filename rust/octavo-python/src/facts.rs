@@ -4,11 +4,15 @@ use octavo::engine::EngineStats;
 use octavo::engine::handle;
 use pyo3::prelude::*;
 
+use crate::repr::quoted;
+
 /// What was fixed when the model was loaded.
 #[pyclass(module = "octavo._octavo", frozen, get_all)]
 pub struct Facts {
     architecture: String,
+    /// Device, instruction set, threads.
     device: String,
+    /// Logits per row.
     vocab: usize,
     weights_bytes: u64,
     kv_cache_bytes: u64,
@@ -18,7 +22,9 @@ pub struct Facts {
     max_model_len: usize,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
+    /// How the memory was divided, as text.
     memory: String,
+    /// What nobody asked for and everybody should know; :class:`octavo.LLM` warns of each.
     notices: Vec<String>,
 }
 
@@ -45,25 +51,31 @@ impl From<&handle::Facts> for Facts {
 
 #[pymethods]
 impl Facts {
-    fn __repr__(&self) -> String {
-        let Self { architecture, device, blocks, block_size, max_model_len, .. } = self;
-        format!(
-            "Facts(architecture={architecture:?}, device={device:?}, blocks={blocks}, block_size={block_size}, \
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let Self { blocks, block_size, max_model_len, .. } = self;
+        let (architecture, device) = (quoted(py, &self.architecture)?, quoted(py, &self.device)?);
+        Ok(format!(
+            "Facts(architecture={architecture}, device={device}, blocks={blocks}, block_size={block_size}, \
              max_model_len={max_model_len})"
-        )
+        ))
     }
 }
 
-/// Counts, now and since the beginning.
-#[pyclass(module = "octavo._octavo", frozen, get_all)]
+/// Counts, now and since the model was loaded.
+#[pyclass(module = "octavo", frozen, get_all)]
 pub struct Stats {
     running: usize,
     waiting: usize,
+    /// Blocks of the KV cache: ``blocks_free + blocks_remembered + blocks_owned``.
     blocks: usize,
     blocks_free: usize,
+    /// Blocks that nobody holds and whose contents a new prompt may still find.
     blocks_remembered: usize,
+    /// Blocks that running sequences and sessions hold.
     blocks_owned: usize,
+    /// Blocks that sessions hold between turns, at most half of all; one that several hold counts for each.
     blocks_pinned: usize,
+    /// Sessions that are open.
     sessions: usize,
     steps: u64,
     tokens_computed: u64,
@@ -71,7 +83,9 @@ pub struct Stats {
     tokens_generated: u64,
     preemptions: u64,
     finished: u64,
+    /// Seconds that all steps took, from planning to the last token handed out.
     steps_s: f64,
+    /// Of these, seconds in the executor: the model's operations, and drawing tokens.
     executor_s: f64,
 }
 

@@ -1,5 +1,6 @@
 //! The seam between octavo and Python. It converts, releases the GIL around whatever waits or computes, and maps errors;
-//! it decides nothing. The user's documentation of these classes is in `python/octavo/_octavo.pyi`.
+//! it decides nothing. What is told of classes and their members here is what `help` shows, and the very words of
+//! `python/octavo/_octavo.pyi`; a test compares the two.
 
 mod anatomy; // where a request's time and memory went
 mod chunk; // pieces of answers, and log-probabilities
@@ -11,11 +12,13 @@ mod home; // values that live in one process only
 mod machine; // what a file holds, what a machine offers
 mod params; // settings and parameters of a call
 mod prompt; // text, messages or token ids
+mod repr; // texts as Python shows them
 mod result; // finished answers
 mod sampling; // the sampler alone
 mod session; // conversations, and what the cache says about a prompt
 mod ticket; // a call in flight
 mod tokenizer; // text and token ids
+mod wait; // how Python waits
 mod waker; // wakes an event loop
 mod watch; // events, recordings and replays
 
@@ -24,6 +27,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _octavo {
     use pyo3::prelude::*;
+    use pyo3::types::PyType;
 
     #[pymodule_export]
     use crate::anatomy::{Anatomy, Preemption};
@@ -54,6 +58,9 @@ mod _octavo {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let classes = module.dict().values().try_iter()?.filter_map(|value| value.ok()?.cast_into::<PyType>().ok());
+        let classes = classes.collect::<Vec<_>>();
+        module.py().import("octavo._values")?.call_method1("settle", (classes,))?;
         crate::home::count_forks(module.py())
     }
 

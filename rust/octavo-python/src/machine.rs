@@ -16,9 +16,11 @@ pub struct Inspection {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Experts of a sparse layer, and how many of them a token goes to.
     experts: Option<(usize, usize)>,
     vocab: usize,
     max_positions: usize,
+    /// Type, number of tensors, bytes, and the type that they are run as; ``None``: they cannot be run.
     tensor_types: Vec<(String, usize, u64, Option<String>)>,
     tokenizer: String,
     pre_tokenizer: Option<String>,
@@ -58,14 +60,20 @@ pub fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<Inspection> {
 /// What octavo found out about this machine.
 #[pyclass(module = "octavo._octavo", frozen, get_all)]
 pub struct Machine {
+    /// The instruction set that would be used; ``None``: see ``isa_error``.
     isa: Option<String>,
+    /// Why the one that was asked for cannot be used.
     isa_error: Option<String>,
     isa_available: Vec<String>,
     threads: usize,
     memory_bytes: u64,
+    /// What an engine would find free: what the system has available, within this process's limits.
     free_memory_bytes: u64,
+    /// Whether this build has kernels for NVIDIA GPUs.
     cuda_kernels: bool,
+    /// Name, compute capability and bytes of memory of every GPU that NVIDIA's driver knows.
     gpus: Vec<(String, (u32, u32), u64)>,
+    /// Why there is no driver: what was looked for, and where.
     gpu_error: Option<String>,
 }
 

@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 use crate::errors::invalid;
 use crate::fields::token_ids;
 
-/// Messages and what else goes into a chat template, as JSON texts.
+/// Messages and what else goes into a chat template, as JSON texts; and what its clock shows, in seconds since 1970
+/// with the zone's offset added.
 #[pyclass(module = "octavo._octavo", frozen)]
 pub struct Chat(pub RenderInput);
 
@@ -20,6 +21,7 @@ impl Chat {
         add_generation_prompt=true, continue_final_message=false, chat_template=None, content_format="auto"))]
     #[expect(clippy::too_many_arguments, reason = "a chat template takes these")]
     fn new(
+        py: Python<'_>,
         messages_json: &str,
         wall_clock_s: i64,
         tools_json: Option<&str>,
@@ -27,11 +29,12 @@ impl Chat {
         variables_json: Option<&str>,
         add_generation_prompt: bool,
         continue_final_message: bool,
-        chat_template: Option<String>,
+        chat_template: Option<&Bound<'_, PyString>>,
         content_format: &str,
     ) -> PyResult<Self> {
         let parse = |name: &str, json: &str| -> PyResult<Value> {
-            serde_json::from_str(json).map_err(|error| invalid(format!("{name} must be made of JSON values: {error}")))
+            let value = py.detach(|| serde_json::from_str(json));
+            value.map_err(|error| invalid(format!("{name} must be made of JSON values: {error}")))
         };
         let variables = match variables_json.map(|json| parse("chat_template_kwargs", json)).transpose()? {
             Some(Value::Object(variables)) => variables,
@@ -44,7 +47,7 @@ impl Chat {
             add_generation_prompt,
             continue_final_message,
             variables,
-            chat_template,
+            chat_template: chat_template.map(|template| text("chat_template", template)).transpose()?,
             content_format: content_format_named(content_format)?,
             now: LocalTime::from_unix(wall_clock_s),
         }))

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::anatomy::Anatomy;
 use crate::chunk::{TokenLogprobs, logprobs};
+use crate::repr::quoted;
 
 /// How many tokens a request took.
 #[pyclass(module = "octavo", frozen, get_all)]
@@ -16,6 +17,7 @@ use crate::chunk::{TokenLogprobs, logprobs};
 pub struct Usage {
     prompt_tokens: usize,
     cached_tokens: usize,
+    /// Over all choices.
     completion_tokens: usize,
 }
 
@@ -36,21 +38,25 @@ pub enum StoppedBy {
     Token(u32),
 }
 
-/// One answer.
+/// One of the ``n`` answers.
 #[pyclass(module = "octavo", frozen)]
 pub struct Choice {
     #[pyo3(get)]
     index: usize,
     #[pyo3(get)]
     text: String,
+    /// Every token that was drawn, the one that ended it included.
     #[pyo3(get)]
     token_ids: Vec<u32>,
     logprobs: Option<Vec<Py<TokenLogprobs>>>,
+    /// ``stop``, ``length``, ``cancelled``; in ``error.partial`` also ``deadline``, ``rejected``, ``error``.
     #[pyo3(get)]
     finish_reason: &'static str,
     stop_reason: Option<StoppedBy>,
+    /// Of its coins, also when the request brought none: a request with this seed (and ``n=1``) gives it again.
     #[pyo3(get)]
     seed: u64,
+    /// Its name inside the engine, as in :class:`octavo.Event`.
     #[pyo3(get)]
     request_id: u64,
     #[pyo3(get)]
@@ -64,18 +70,21 @@ impl Choice {
         self.logprobs.as_ref().map(|all| all.iter().map(|one| one.clone_ref(py)).collect())
     }
 
+    /// The stop string or stop token that ended it; ``None`` for the model's own end.
     #[getter]
     fn stop_reason(&self) -> Option<StoppedBy> {
         self.stop_reason.clone()
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let Self { index, text, finish_reason, .. } = self;
-        format!("Choice(index={index}, text={text:?}, finish_reason={finish_reason:?})")
+        let text = quoted(py, text)?;
+        Ok(format!("Choice(index={index}, text={text}, finish_reason='{finish_reason}')"))
     }
 }
 
-/// A finished request.
+/// A finished request. ``text``, ``token_ids``, ``logprobs``, ``finish_reason``, ``stop_reason`` and ``anatomy`` are
+/// those of the first choice.
 #[pyclass(module = "octavo", name = "Result", frozen)]
 pub struct RequestResult {
     choices: Vec<Py<Choice>>,
@@ -205,14 +214,16 @@ impl RequestResult {
         self.choices.iter().map(|choice| choice.clone_ref(py)).collect()
     }
 
+    /// One per token of the prompt, when asked for; the first is ``None``.
     #[getter]
     fn prompt_logprobs(&self, py: Python<'_>) -> Option<Vec<Option<Py<TokenLogprobs>>>> {
         let copy = |one: &Option<Py<TokenLogprobs>>| one.as_ref().map(|one| one.clone_ref(py));
         self.prompt_logprobs.as_ref().map(|all| all.iter().map(copy).collect())
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let Choice { text, finish_reason, .. } = self.first();
-        format!("Result(text={text:?}, finish_reason={finish_reason:?}, usage={})", self.usage.__repr__())
+        let (text, usage) = (quoted(py, text)?, self.usage.__repr__());
+        Ok(format!("Result(text={text}, finish_reason='{finish_reason}', usage={usage})"))
     }
 }

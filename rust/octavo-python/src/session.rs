@@ -9,19 +9,16 @@ use octavo::kv::{self, MissReason};
 use octavo::request::Time;
 use pyo3::prelude::*;
 
-use crate::errors::{invalid, refused};
-use crate::fields::{argument, seconds};
+use crate::errors::{OctavoError, invalid, refused};
+use crate::fields::{TEXT, argument, seconds};
 use crate::home::Home;
-use crate::params::TEXT;
-use crate::ticket::SLICE;
+use crate::wait::wait_for;
 
-/// Waits for an answer of the engine thread, in slices and without the GIL, so that Ctrl-C gets through.
+/// Waits for an answer of the engine thread.
 pub fn answer<T: Send>(py: Python<'_>, mut reply: Reply<T>) -> PyResult<T> {
-    loop {
-        match py.detach(|| reply.within(SLICE)) {
-            Some(answer) => return answer.map_err(refused),
-            None => py.check_signals()?,
-        }
+    match wait_for(py, None, |patience| reply.within(patience))? {
+        Some(answer) => answer.map_err(refused),
+        None => Err(OctavoError::new_err("the engine has no answer")),
     }
 }
 
@@ -49,6 +46,7 @@ impl SessionHandle {
 
 #[pymethods]
 impl SessionHandle {
+    /// ``None``: it is closed.
     fn report(&self, py: Python<'_>) -> PyResult<Option<SessionReport>> {
         let session = self.session.get()?;
         let report = answer(py, session.report().map_err(refused)?)?;
@@ -60,6 +58,7 @@ impl SessionHandle {
         Ok(self.session.get()?.id().0)
     }
 
+    /// Whether a turn is.
     #[getter]
     fn running(&self) -> PyResult<bool> {
         Ok(self.session.get()?.is_running())
@@ -74,14 +73,19 @@ impl SessionHandle {
 }
 
 /// A session as it stands.
-#[pyclass(module = "octavo._octavo", frozen, get_all)]
+#[pyclass(module = "octavo", frozen, get_all)]
 pub struct SessionReport {
     tokens_held: usize,
     blocks_held: usize,
+    /// Bytes of the KV cache that it holds now, while no turn runs.
     bytes_held: u64,
+    /// What it cost so far: bytes times how long it held them between turns; what several hold is split.
     byte_seconds: f64,
+    /// Until what it holds is given up; ``None``: it holds nothing.
     expires_in_s: Option<f64>,
+    /// What has happened, oldest first; the latest 64.
     events: Vec<Py<SessionEvent>>,
+    /// How many there were before these.
     forgotten_events: u64,
 }
 
@@ -111,8 +115,15 @@ impl SessionReport {
 /// Something that has happened to what a session keeps.
 #[pyclass(module = "octavo", frozen, get_all)]
 pub struct SessionEvent {
+    /// Seconds after the session was opened.
     at_s: f64,
+    /// ``kept``: a turn ended; ``resumed``: the next one went on from what was kept; ``diverged``: it did not, for
+    /// it has other tokens; ``recomputed``: it has the same, and asked for what only computing them tells
+    /// (``prompt_logprobs``); ``expired``: ``ttl_s`` passed; ``evicted``: somebody needed the blocks; ``over_limit``:
+    /// all sessions together held more than half of the cache, or this one alone; ``replaced``: by another turn;
+    /// ``lost``: the turn failed; ``closed``.
     kind: &'static str,
+    /// How many tokens it kept; of ``diverged`` and ``recomputed`` how many of them the turn has too.
     tokens: usize,
     blocks: usize,
 }
@@ -128,23 +139,32 @@ impl SessionEvent {
 impl SessionEvent {
     fn __repr__(&self) -> String {
         let Self { at_s, kind, tokens, blocks } = self;
-        format!("SessionEvent(at_s={at_s:.3}, kind={kind:?}, tokens={tokens}, blocks={blocks})")
+        format!("SessionEvent(at_s={at_s:.3}, kind='{kind}', tokens={tokens}, blocks={blocks})")
     }
 }
 
-/// What a prompt would find in the cache, and why not more.
+/// What a prompt would find in the cache, and why not more. ``print`` says it in a sentence.
 #[pyclass(module = "octavo", frozen)]
 pub struct CacheExplanation {
     #[pyo3(get)]
     prompt_tokens: usize,
+    /// How many of them would be found. The last is always computed: its logits choose the next token.
     #[pyo3(get)]
     cached_tokens: usize,
+    /// How many are to be computed, but for the last.
     #[pyo3(get)]
     lost_tokens: usize,
+    /// About how long that takes, from what prompts took lately; ``None``: none was read yet.
     #[pyo3(get)]
     lost_ms: Option<f64>,
+    /// ``complete``: nothing is lost; ``differs``: what is cached goes on otherwise, see ``differs_at``;
+    /// ``evicted``: it was there, see ``evicted_s_ago``; ``not_yet_filled``: a running request is computing it;
+    /// ``shorter_than_block``: what is left, but for the last token, does not fill a block; ``never_seen``: nothing
+    /// that is cached goes on like this; ``empty_namespace``: nothing is cached under this ``cache_salt``;
+    /// ``disabled``: prefix caching is off.
     #[pyo3(get)]
     reason: &'static str,
+    /// The first token that differs.
     #[pyo3(get)]
     differs_at: Option<usize>,
     sides: Option<[Side; 2]>,
@@ -259,11 +279,14 @@ fn unfinished(bytes: &[u8]) -> usize {
 
 #[pymethods]
 impl CacheExplanation {
+    /// The prompt's text from the character on in which that token stands, as far as ``cached_text`` goes.
     #[getter]
     fn prompt_text(&self) -> Option<String> {
         self.side(0)
     }
 
+    /// What is cached instead, to the end of a block. A character that the block's end cuts off is left out of both;
+    /// where nothing else differs both are bytes, written ``b"\xf0\x9f"``.
     #[getter]
     fn cached_text(&self) -> Option<String> {
         self.side(1)
@@ -281,6 +304,6 @@ impl CacheExplanation {
 
     fn __repr__(&self) -> String {
         let Self { prompt_tokens, cached_tokens, reason, .. } = self;
-        format!("CacheExplanation(cached_tokens={cached_tokens}, prompt_tokens={prompt_tokens}, reason={reason:?})")
+        format!("CacheExplanation(cached_tokens={cached_tokens}, prompt_tokens={prompt_tokens}, reason='{reason}')")
     }
 }

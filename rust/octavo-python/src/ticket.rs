@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use octavo::engine::{self, ChoiceResult, Next};
 use pyo3::prelude::*;
@@ -13,9 +13,7 @@ use crate::errors::{OctavoError, failed, invalid};
 use crate::fields::patience;
 use crate::home::Home;
 use crate::result::{Asked, RequestResult};
-
-/// How long a wait goes without letting Ctrl-C through.
-pub const SLICE: Duration = Duration::from_millis(50);
+use crate::wait::wait_for;
 
 /// A call in flight. Dropping it gives it up.
 #[pyclass(module = "octavo._octavo", frozen)]
@@ -33,8 +31,7 @@ impl Ticket {
         Self { ticket: Home::new(ticket), engine: Home::new(engine), asked, ended: AtomicBool::new(false) }
     }
 
-    /// Asks `look` again and again, in slices and without the GIL, until it has an answer or `patience_s` has passed
-    /// (`None`: for ever). Ctrl-C ends the wait and the call.
+    /// What `look` finds, within `patience_s` (`None`: however long it takes). Ctrl-C ends the wait and the call.
     fn wait_for<T: Send>(
         &self,
         py: Python<'_>,
@@ -43,25 +40,7 @@ impl Ticket {
     ) -> PyResult<Option<T>> {
         let ticket = self.ticket.get()?;
         let patience = patience("patience_s", patience_s).map_err(invalid)?;
-        // What is there is taken with the GIL in hand: to give it away and get it back costs more.
-        if let Some(found) = look(ticket, Duration::ZERO) {
-            return Ok(Some(found));
-        }
-        if patience == Some(Duration::ZERO) {
-            return Ok(None);
-        }
-        // An end too far to be told is none.
-        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
-        loop {
-            let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
-            if let Some(found) = py.detach(|| look(ticket, left.min(SLICE))) {
-                return Ok(Some(found));
-            }
-            py.check_signals().inspect_err(|_| ticket.cancel())?;
-            if left.is_zero() {
-                return Ok(None);
-            }
-        }
+        wait_for(py, patience, |patience| look(ticket, patience)).inspect_err(|_| ticket.cancel())
     }
 
     fn take(&self) -> PyResult<Vec<ChoiceResult>> {
@@ -78,6 +57,8 @@ impl Ticket {
 
 #[pymethods]
 impl Ticket {
+    /// The next piece, waiting up to ``patience_s`` (``None``: for ever); ``None`` when there is none yet, or, when
+    /// ``ended``, any more.
     #[pyo3(signature = (patience_s=None))]
     pub fn next(&self, py: Python<'_>, patience_s: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Chunk>> {
         let found = self.wait_for(py, patience_s, |ticket, patience| match ticket.next_within(patience) {
@@ -94,12 +75,14 @@ impl Ticket {
         }
     }
 
+    /// Whether it has finished; waits for it.
     #[pyo3(signature = (patience_s=None))]
     fn wait(&self, py: Python<'_>, patience_s: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let look = |ticket: &engine::Ticket, patience| ticket.finished_within(patience).then_some(());
         Ok(self.wait_for(py, patience_s, look)?.is_some())
     }
 
+    /// The outcome, once, after it has finished. Raises what the request failed with.
     fn result(&self, py: Python<'_>) -> PyResult<Py<RequestResult>> {
         let results = self.take()?;
         let failure = self.failure(&results)?;
@@ -113,6 +96,7 @@ impl Ticket {
         }
     }
 
+    /// Like ``result``, for a call that wanted logits: float32, little-endian, rows of the vocabulary.
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         let results = self.take()?;
         if let Some(error) = self.failure(&results)? {
@@ -120,9 +104,12 @@ impl Ticket {
         }
         let logits = results.first().map_or(&[][..], |first| &first.logits);
         PyByteArray::new_with(py, logits.len() * 4, |bytes| {
-            for (bytes, value) in bytes.chunks_exact_mut(4).zip(logits) {
-                bytes.copy_from_slice(&value.to_le_bytes());
-            }
+            // All of a long prompt are hundreds of megabytes.
+            py.detach(|| {
+                for (bytes, value) in bytes.chunks_exact_mut(4).zip(logits) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+            });
             Ok(())
         })
     }
@@ -143,16 +130,19 @@ impl Ticket {
         }
     }
 
+    /// Whether everything has been read.
     #[getter]
     fn ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Seconds until its deadline; ``None``: it has none.
     #[getter]
     fn expires_in_s(&self) -> PyResult<Option<f64>> {
         Ok(self.ticket.get()?.expires_in().map(|left| left.as_secs_f64()))
     }
 
+    /// How many have arrived, over all choices.
     #[getter]
     fn tokens(&self) -> PyResult<usize> {
         Ok(self.ticket.get()?.tokens())
@@ -164,8 +154,8 @@ impl Ticket {
     }
 }
 
-/// What a reader steps through. A class of Rust's, so that a step is one call and no frame of Python's: between two
-/// tokens the model has pushed all of both out of the caches.
+/// The pieces of an answer, one after another. The class that extends it has a method ``_ended``, which is called
+/// after the last and raises what the call failed with.
 #[pyclass(module = "octavo._octavo", frozen, subclass)]
 pub struct Chunks(Py<Ticket>);
 

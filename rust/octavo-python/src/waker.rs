@@ -25,7 +25,7 @@ impl Wake for Pipe {
     }
 }
 
-/// An event loop's end.
+/// A pipe that an event loop watches. Any number of calls may share one.
 #[pyclass(module = "octavo._octavo", frozen)]
 pub struct Waker(pub Arc<Pipe>);
 
@@ -37,7 +37,6 @@ impl Waker {
         Ok(Self(Arc::new(Pipe { reader, writer, pending: AtomicBool::new(false) })))
     }
 
-    /// What the loop is to watch for reading.
     fn fileno(&self) -> i32 {
         self.0.reader.as_raw_fd()
     }

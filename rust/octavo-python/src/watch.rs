@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use octavo::engine::{self, RecordError, ReplayError, ReplayOptions, Replayed};
 use octavo::observe::events::EngineEvent;
@@ -13,34 +13,19 @@ use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{EngineClosedError, ModelLoadError, OctavoError, invalid, not_loaded, of_file, refused};
-use crate::fields::{argument, patience};
+use crate::errors::{EngineClosedError, OctavoError, invalid, not_loaded, not_set, of_file, refused};
+use crate::fields::{flag, number, patience};
 use crate::home::Home;
-use crate::ticket::SLICE;
-
-/// Asks `look` again and again, in slices and without the GIL, until it has an answer or `patience` has passed (`None`: for
-/// ever).
-fn wait_for<T: Send>(
-    py: Python<'_>,
-    patience: Option<Duration>,
-    mut look: impl FnMut(Duration) -> Option<T> + Send,
-) -> PyResult<Option<T>> {
-    let begun = Instant::now();
-    loop {
-        let left = patience.map_or(SLICE, |patience| patience.saturating_sub(begun.elapsed()));
-        if let Some(found) = py.detach(|| look(left.min(SLICE))) {
-            return Ok(Some(found));
-        }
-        py.check_signals()?;
-        if left.is_zero() {
-            return Ok(None);
-        }
-    }
-}
+use crate::repr::quoted;
+use crate::wait::wait_for;
 
 // ---- events ----------------------------------------------------------------------------------------------------------
 
 /// Something that happened in an engine.
+///
+/// ``type`` is ``queued``, ``admitted``, ``first_token``, ``preempted`` or ``finished`` of a request; ``session`` of
+/// what a session keeps; or ``BlockStored``, ``BlockRemoved`` or ``AllBlocksCleared`` of the prefix cache, in the
+/// words of vLLM's KV events.
 #[pyclass(module = "octavo", frozen)]
 pub struct Event {
     stamped: Arc<Stamped>,
@@ -64,16 +49,19 @@ impl Event {
         }
     }
 
+    /// Counts all events of the engine since somebody first read: what lies between two, this reader has lost.
     #[getter]
     fn sequence_number(&self) -> u64 {
         self.stamped.sequence_number
     }
 
+    /// When, on the engine's clock (nanoseconds since it was loaded); to the edge of a step.
     #[getter]
     fn time_ns(&self) -> u64 {
         self.stamped.at.0
     }
 
+    /// Whose, as in :attr:`Choice.request_id`.
     #[getter]
     fn request_id(&self) -> Option<u64> {
         match self.stamped.event {
@@ -89,6 +77,11 @@ impl Event {
         }
     }
 
+    /// ``type`` and all that belongs to it: ``request_id``, ``user``, ``prompt_tokens``, ``cached_tokens``,
+    /// ``computed_tokens``, ``completion_tokens``, ``finish_reason``; ``session_id``, and ``kind``, ``tokens``,
+    /// ``blocks`` as in :class:`SessionEvent`; ``block_hashes`` (64 bits of a hash over all
+    /// tokens up to the block's end and the ``cache_salt``), ``parent_block_hash``, ``token_ids``, ``block_size``,
+    /// ``group_idx`` (of layers that see equally far back), ``medium``.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         dict.set_item("type", self.r#type())?;
@@ -138,7 +131,8 @@ impl Event {
 /// Where all of our blocks are.
 const MEDIUM: &str = "CPU";
 
-/// A reader of events.
+/// A reader of an engine's events. Iterating waits for the next one, and ends when the engine or the reader is
+/// closed.
 #[pyclass(module = "octavo", frozen)]
 pub struct Events {
     reader: Home<EventReader>,
@@ -148,7 +142,7 @@ pub struct Events {
 impl Events {
     pub fn new(engine: &engine::Engine, capacity: &Bound<'_, PyAny>) -> PyResult<Self> {
         let wanted = format!("a number of events from 1 to {MAX_CAPACITY}");
-        let capacity = argument("capacity", &wanted, capacity).map_err(invalid)?;
+        let capacity = number("capacity", &wanted, capacity).map_err(invalid)?;
         let reader = engine.events(capacity).map_err(refused)?;
         Ok(Self { reader: Home::new(reader), block_size: engine.facts().block_size })
     }
@@ -168,6 +162,8 @@ impl Events {
         self.next(py, None)
     }
 
+    /// The next event, waiting up to ``patience_s`` for it (``None`` or infinity: for ever); ``None``: there is
+    /// none, yet or any more.
     #[pyo3(signature = (patience_s=None))]
     fn next(&self, py: Python<'_>, patience_s: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Event>> {
         let patience = patience("patience_s", patience_s).map_err(invalid)?;
@@ -182,18 +178,23 @@ impl Events {
         })
     }
 
+    /// All that are there.
     fn take(&self) -> PyResult<Vec<Event>> {
         Ok(self.reader.get()?.take().into_iter().map(|stamped| self.event(stamped)).collect())
     }
 
+    /// Events that were lost, the oldest first, because there were more than ``capacity`` unread ones.
     #[getter]
     fn dropped(&self) -> PyResult<u64> {
         Ok(self.reader.get()?.dropped())
     }
 
-    fn close(&self) -> PyResult<()> {
-        self.reader.get()?.close();
-        Ok(())
+    /// Ends the telling; what is there can still be read.
+    fn close(&self) {
+        // In a forked child nobody tells anything.
+        if let Ok(reader) = self.reader.get() {
+            reader.close();
+        }
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -201,14 +202,15 @@ impl Events {
     }
 
     #[pyo3(signature = (*_error))]
-    fn __exit__(&self, _error: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.close()
+    fn __exit__(&self, _error: &Bound<'_, PyAny>) {
+        self.close();
     }
 }
 
 // ---- recordings ------------------------------------------------------------------------------------------------------
 
-/// A recording under way, or ended.
+/// A recording under way, or ended. It goes on until :meth:`close`, the end of its ``with`` block, or of the
+/// engine, also when nobody holds it: :attr:`octavo.LLM.recording` is still there.
 #[pyclass(module = "octavo", frozen)]
 pub struct Recording {
     engine: Home<Arc<engine::Engine>>,
@@ -237,23 +239,32 @@ impl Recording {
         self.recording.path().to_owned()
     }
 
+    /// Entries so far.
     #[getter]
     fn entries(&self) -> u64 {
         self.recording.counts().0
     }
 
+    /// Entries that the disk was too slow for: a replay ends where the first of them would be.
     #[getter]
     fn lost(&self) -> u64 {
         self.recording.counts().1
     }
 
+    /// Whether it has ended, and all is in the file, or cannot be.
     #[getter]
     fn ended(&self) -> bool {
         self.recording.ended_within(Duration::ZERO).is_some()
     }
 
+    /// Ends it, and returns when all is in the file. Warns (:class:`UserWarning`) if entries were lost.
+    ///
+    /// Raises:
+    ///     OSError: The file could not be written.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.engine.get()?.end_recording(&self.recording);
+        // In a forked child nothing is recorded.
+        let Ok(engine) = self.engine.get() else { return Ok(()) };
+        engine.end_recording(&self.recording);
         match wait_for(py, None, |patience| self.recording.ended_within(patience))? {
             Some(Err(why)) => Err(of_file(self.recording.path(), &why)),
             Some(Ok(Summary { lost, .. })) if lost > 0 => {
@@ -275,10 +286,11 @@ impl Recording {
         self.close(py)
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let (entries, lost) = self.recording.counts();
         let ended = self.summary().map_or(String::new(), |summary| format!(", bytes={}", summary.bytes));
-        format!("Recording({:?}, entries={entries}, lost={lost}{ended})", self.recording.path())
+        let path = quoted(py, &self.recording.path().to_string_lossy())?;
+        Ok(format!("Recording({path}, entries={entries}, lost={lost}{ended})"))
     }
 }
 
@@ -292,7 +304,8 @@ fn not_recorded(error: RecordError) -> PyErr {
 
 // ---- replays ---------------------------------------------------------------------------------------------------------
 
-/// What a replay has found.
+/// What a replay has found. True if all that the log has came out again; ``print`` says so, or the first
+/// difference.
 #[pyclass(module = "octavo", frozen)]
 pub struct Replay(Replayed);
 
@@ -302,12 +315,13 @@ pub fn replay(
     py: Python<'_>,
     path: PathBuf,
     model: Option<PathBuf>,
-    schedule_only: bool,
+    schedule_only: &Bound<'_, PyAny>,
     threads: &Bound<'_, PyAny>,
-    check: bool,
+    check: &Bound<'_, PyAny>,
 ) -> PyResult<Replay> {
-    let wanted = "a whole number from 1 up, or None";
-    let threads = argument("threads", wanted, threads).map_err(ModelLoadError::new_err)?;
+    let threads = number("threads", "a whole number from 1 up, or None", threads).map_err(not_set)?;
+    let schedule_only = flag("schedule_only", schedule_only).map_err(invalid)?;
+    let check = flag("check", check).map_err(invalid)?;
     let mut replay = engine::Replay::start(&path, ReplayOptions { model, schedule_only, threads, check })?;
     let played = wait_for(py, None, |patience| replay.ended_within(patience));
     // Ending one that is under way waits for its thread.
@@ -323,16 +337,19 @@ pub fn replay(
 
 #[pymethods]
 impl Replay {
+    /// Where the model was.
     #[getter]
     fn model(&self) -> PathBuf {
         self.0.header.model.path.clone()
     }
 
+    /// Device, instruction set, threads.
     #[getter]
     fn recorded_on(&self) -> &str {
         &self.0.header.device
     }
 
+    /// Likewise; ``None``: the log's own tokens were taken.
     #[getter]
     fn replayed_on(&self) -> Option<&str> {
         self.0.device.as_deref()
@@ -353,16 +370,19 @@ impl Replay {
         self.0.report.tokens
     }
 
+    /// From the log's first entry to its last.
     #[getter]
     fn span_s(&self) -> f64 {
         self.0.report.span_ns as f64 / 1e9
     }
 
+    /// Step, request, what the log has and what was found.
     #[getter]
     fn difference(&self) -> Option<String> {
         self.0.report.difference.as_ref().map(ToString::to_string)
     }
 
+    /// Why the log has no more than this, if it is not complete.
     #[getter]
     fn incomplete(&self) -> Option<&str> {
         self.0.report.incomplete.as_deref()

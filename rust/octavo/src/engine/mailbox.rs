@@ -1,6 +1,7 @@
 //! What a call has been given so far. The engine thread appends; the caller reads from where it last stopped. A slow
 //! reader costs no more memory than the answer itself: updates it has not read melt into one.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use octavo_kernels::prefetch::{prefetch, prefetch_end};
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, TokenLogprobs};
 
-/// Called when something arrives for a caller that cannot block (an event loop). At most once per step and waker.
+/// Called when something arrives for a caller that cannot block (an event loop). At most once per step and mailbox.
 pub trait Wake: Send + Sync {
     /// Must not block, and must not call back into the engine.
     fn wake(&self);
@@ -19,6 +20,9 @@ pub trait Wake: Send + Sync {
 pub struct Mailbox {
     state: Mutex<State>,
     arrived: Condvar,
+    /// Readers that are blocked. Changed under the lock, so that whoever has added something knows without it whether one
+    /// was waiting for that: to wake nobody is a call into the kernel too, and there is one for every token.
+    blocked: AtomicUsize,
     /// Whom to tell besides a blocked reader.
     waker: Option<Arc<dyn Wake>>,
     /// Whether the reader wants every token when it exists, or only the end.
@@ -95,7 +99,7 @@ impl Mailbox {
     /// An empty mailbox for `choices` choices.
     pub(super) fn new(choices: usize, every_token: bool, waker: Option<Arc<dyn Wake>>) -> Self {
         let state = State { choices: (0..choices).map(|_| Choice::default()).collect(), unfinished: choices };
-        Self { state: Mutex::new(state), arrived: Condvar::new(), waker, every_token }
+        Self { state: Mutex::new(state), arrived: Condvar::new(), blocked: AtomicUsize::new(0), waker, every_token }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -103,9 +107,20 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The caller's waker, if something new should reach it now.
-    pub(super) fn waker(&self) -> Option<&Arc<dyn Wake>> {
-        self.waker.as_ref()
+    /// Whether somebody is to be told of what has been added.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waker.is_some() || self.blocked.load(Ordering::Relaxed) > 0
+    }
+
+    /// Tells whoever waits to look. Once for all that a step has added: a thread that wakes takes a processor from the
+    /// engine, which has more to hand out.
+    pub(super) fn tell(&self) {
+        if self.blocked.load(Ordering::Relaxed) > 0 {
+            self.arrived.notify_all();
+        }
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
     }
 
     /// Whether the reader wants every token when it exists.
@@ -127,17 +142,13 @@ impl Mailbox {
         }
     }
 
-    /// Adds a token and the text that it completed.
+    /// Adds a token and the text that it completed. As with all that is added: whoever waits is still to be told.
     pub(super) fn push(&self, index: usize, text: &str, token_id: u32, logprobs: Option<TokenLogprobs>) {
         let mut state = self.lock();
         let choice = &mut state.choices[index];
         choice.text.push_str(text);
         choice.token_ids.push(token_id);
         choice.logprobs.extend(logprobs);
-        drop(state);
-        if self.every_token {
-            self.arrived.notify_all();
-        }
     }
 
     /// Adds log-probabilities of the prompt.
@@ -176,10 +187,7 @@ impl Mailbox {
         if ended > 0 {
             before_told(ended);
             drop(state);
-            self.arrived.notify_all();
-            if let Some(waker) = &self.waker {
-                waker.wake();
-            }
+            self.tell();
         }
     }
 
@@ -199,8 +207,6 @@ impl Mailbox {
             choice.end = Some((finish, Box::new(record)));
             state.unfinished -= 1;
         }
-        drop(state);
-        self.arrived.notify_all();
     }
 
     /// Waits until something new is there, everything has been read, or `patience` has passed.
@@ -228,7 +234,9 @@ impl Mailbox {
         let until = Instant::now() + patience;
         let mut left = patience;
         while found.is_none() && !left.is_zero() {
+            self.blocked.fetch_add(1, Ordering::Relaxed);
             state = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.blocked.fetch_sub(1, Ordering::Relaxed);
             found = look(&mut state);
             if found.is_none() {
                 left = until.saturating_duration_since(Instant::now());
@@ -318,5 +326,28 @@ mod tests {
         assert!(!mailbox.begin(1));
         mailbox.finish(1, "late", Finish::Length, record, || panic!("it has ended"));
         assert!(mailbox.take_results().is_none() && mailbox.finished_within(Duration::ZERO));
+    }
+
+    #[test]
+    fn whoever_waits_is_told_and_nobody_else_is_there_to_tell() {
+        let mailbox = Arc::new(Mailbox::new(1, true, None));
+        mailbox.push(0, "a", 1, None);
+        assert!(!mailbox.is_awaited(), "nobody waits");
+        assert!(matches!(mailbox.next_within(Duration::from_secs(60)), Next::Update(update) if update.text == "a"));
+        let reader = mailbox.clone();
+        let reader = std::thread::spawn(move || reader.next_within(Duration::from_secs(60)));
+        while !mailbox.is_awaited() {
+            std::thread::yield_now();
+        }
+        // All of a step, and then once.
+        mailbox.push(0, "b", 2, None);
+        mailbox.push(0, "c", 3, None);
+        mailbox.finish(0, "d", Finish::Length, RequestRecord::default(), || ());
+        assert!(mailbox.is_awaited());
+        mailbox.tell();
+        let Ok(Next::Update(update)) = reader.join() else { panic!("something is there") };
+        assert_eq!((&*update.text, update.token_ids, update.finish), ("bcd", vec![2, 3], Some(Finish::Length)));
+        assert!(!mailbox.is_awaited());
+        assert_eq!(mailbox.next_within(Duration::ZERO), Next::Finished);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use octavo_kernels::prefetch::prefetch;
 
-use super::mailbox::{Mailbox, Wake};
+use super::mailbox::Mailbox;
 use super::session::Turn;
 use super::shared::Shared;
 use crate::execute::Drawn;
@@ -154,19 +154,17 @@ impl Outlet {
         self.mailbox.finish(self.index, &tail.text, finish, record, leave);
     }
 
-    /// Notes whom to wake for a new token.
-    pub fn wake(&self, touched: &mut Vec<Arc<dyn Wake>>) {
+    /// Notes whom to tell of a new token.
+    pub fn tell(&self, touched: &mut Vec<Arc<Mailbox>>) {
         if self.mailbox.every_token() {
-            self.wake_at_end(touched);
+            self.tell_at_end(touched);
         }
     }
 
-    /// Notes whom to wake, once.
-    pub fn wake_at_end(&self, touched: &mut Vec<Arc<dyn Wake>>) {
-        if let Some(waker) = self.mailbox.waker()
-            && !touched.iter().any(|known| Arc::ptr_eq(known, waker))
-        {
-            touched.push(waker.clone());
+    /// Notes whom to tell. The choices of a call come one after another, and are told once.
+    pub fn tell_at_end(&self, touched: &mut Vec<Arc<Mailbox>>) {
+        if self.mailbox.is_awaited() && !touched.last().is_some_and(|last| Arc::ptr_eq(last, &self.mailbox)) {
+            touched.push(self.mailbox.clone());
         }
     }
 
@@ -189,8 +187,6 @@ impl Drop for Outlet {
         let now = self.shared.now();
         let record = RequestRecord { completion_tokens: self.tokens, ..RequestRecord::waited(self.arrived, now) };
         self.finish(Finish::Error(self.shared.reason()), record);
-        if let Some(waker) = self.mailbox.waker() {
-            waker.wake();
-        }
+        self.mailbox.tell();
     }
 }
