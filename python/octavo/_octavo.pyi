@@ -150,6 +150,8 @@ class Anatomy:
 
 @final
 class Usage:
+    """How many tokens a request took."""
+
     @property
     def prompt_tokens(self) -> int: ...
     @property

@@ -55,6 +55,9 @@ class Stream(Chunks):
     def __exit__(self, *_: object) -> None:
         self._ticket.cancel()
 
+    def __repr__(self) -> str:
+        return f"<Stream, {'ended' if self._ticket.ended else 'open'}>"
+
 
 class AsyncStream:
     """A :class:`Stream` for an event loop. The request is made at the first step into it."""
@@ -128,6 +131,11 @@ class AsyncStream:
 
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
+
+    def __repr__(self) -> str:
+        if self._ticket is None:
+            return f"<AsyncStream, {'closed' if self._closed else 'not begun'}>"
+        return f"<AsyncStream, {'ended' if self._ticket.ended else 'open'}>"
 
 
 class _Outcome:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
+from contextlib import suppress
 
 import pytest
 
@@ -111,3 +114,85 @@ def test_errors_come_out_of_the_await(tiny: octavo.LLM) -> None:
 def test_a_loop_after_a_loop(tiny: octavo.LLM) -> None:
     for _ in range(3):
         assert len(asyncio.run(tiny.agenerate([3], GREEDY, max_tokens=3)).token_ids) == 3
+
+
+def test_a_stream_is_asked_for_once_whoever_reads_it(tiny: octavo.LLM) -> None:
+    async def read(stream: octavo.AsyncStream) -> list[int]:
+        return [token async for chunk in stream for token in chunk.token_ids]
+
+    async def main() -> list[int]:
+        stream = tiny.astream([1, 2], GREEDY, max_tokens=30)
+        one, other = await asyncio.gather(read(stream), read(stream))
+        assert sorted(one + other) == sorted(stream.result.token_ids)
+        return one + other
+
+    before = settled(tiny).finished
+    assert len(asyncio.run(main())) == 30
+    assert settled(tiny).finished == before + 1
+
+
+def test_a_stream_that_is_given_up_before_it_has_begun(tiny: octavo.LLM) -> None:
+    async def main() -> None:
+        stream = tiny.astream([1], GREEDY, max_tokens=1000)
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # its prompt is on its way to another thread
+        stream.cancel()
+        with suppress(StopAsyncIteration):
+            await reading
+        async for _ in stream:
+            pass
+        assert stream.result.finish_reason == "cancelled"
+        # One that was never begun is not begun by looking at it.
+        stream = tiny.astream([1], GREEDY)
+        stream.cancel()
+        async with stream:
+            assert [chunk async for chunk in stream] == []
+
+    before = settled(tiny)
+    asyncio.run(main())
+    after = settled(tiny)
+    assert after.finished == before.finished + 1
+    assert after.tokens_generated - before.tokens_generated < 1000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cancelling_at_any_moment_gives_everything_back(tiny: octavo.LLM, seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def read() -> None:
+        async with tiny.astream([1, 2], GREEDY, max_tokens=200) as stream:
+            async for _ in stream:
+                pass
+
+    async def main() -> None:
+        for _ in range(15):
+            for work in (read(), tiny.agenerate([1], GREEDY, max_tokens=200), tiny.agenerate([[1], [2]] * 9, GREEDY)):
+                task = asyncio.ensure_future(work)
+                for _ in range(rng.randrange(6)):
+                    await asyncio.sleep(0)
+                await asyncio.sleep(rng.choice([0, 0.0005, 0.002]))
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not [task for task in others if not task.done()]
+
+    before = settled(tiny)
+    asyncio.run(main())
+    after = settled(tiny)
+    assert (after.blocks_owned, after.sessions) == (before.blocks_owned, before.sessions)
+
+
+def test_a_batch_that_fails_leaves_no_error_unheard(tiny_path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with octavo.LLM(tiny_path, kv_cache_bytes="4MiB") as llm:
+            batch = asyncio.ensure_future(llm.agenerate([[i + 1] for i in range(60)], GREEDY, max_tokens=300))
+            while llm.stats().running < 20 and not batch.done():
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(llm.close)
+            with pytest.raises(octavo.EngineClosedError, match="closed"):
+                await batch
+
+    asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

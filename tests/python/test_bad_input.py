@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,9 @@ from conftest import GREEDY, ORACLE
         ([1, 2**40], r"prompt\[1\] must be a token id"),
         ([1, 10**6], r"prompt\[1\] is 1000000, the vocabulary has"),
         ([1, "two"], r"prompt\[1\] must be a token id"),
+        ([1, True], r"prompt\[1\] must be a token id"),
+        (np.array([True]), r"prompt\[0\] must be a token id"),
+        (np.array(5), r"a ndarray of shape \(\)"),
         ("\ud800", "not valid Unicode"),
         ([{"content": "no role"}], r"messages\[0\]"),
         ([{"role": "user", "content": "x"}, "y"], r"messages\[1\]"),
@@ -231,11 +236,26 @@ def test_not_a_model(tmp_path: Path) -> None:
         ("deadline_s", 10**400, "a finite number of seconds from 0 up, or None"),
         ("cache_salt", "\ud800", "a str that is valid Unicode"),
         ("user", "\ud800", "a str that is valid Unicode"),
+        # Python counts with True and False; whoever gives one for a number means something else.
+        *[(name, True, "a whole number") for name in ("max_tokens", "n", "seed", "priority", "logprobs", "top_k")],
+        ("temperature", False, "a number from 0 to 100"),
+        ("deadline_s", True, "a finite number of seconds"),
+        ("stop", b"bytes", "a str or a sequence of str"),
+        ("stop", {"a": 1}, "a str or a sequence of str"),
+        (r"stop\[1\]", ["a", b"b"], "a str that is valid Unicode"),
+        (r"choice\[0\]", [1], "a str that is valid Unicode"),
+        ("choice", "text", "a sequence of str"),
+        ("stop_token_ids", b"12", "a sequence of token ids"),
+        (r"stop_token_ids\[1\]", [1, True], "a token id"),
+        (r"bad_words\[0\]", [b"ab"], "a sequence of token ids"),
+        ("a key of logit_bias", {"1": 1.0}, "a token id"),
+        (r"logit_bias\[1\]", {1: "x"}, "a number"),
     ],
 )
 def test_what_is_wanted_is_told(tiny: octavo.LLM, parameter: str, value: Any, wanted: str) -> None:
+    name = re.sub(r"^a key of |\\\[.*", "", parameter)
     with pytest.raises(octavo.InvalidRequestError, match=f"^{parameter} (must|may) be {wanted}") as caught:
-        tiny.generate([1], **{parameter: value})
+        tiny.generate([1], **{name: value})
     assert len(str(caught.value)) < 250
 
 
@@ -263,3 +283,56 @@ def test_what_a_stranger_tries(tiny: octavo.LLM) -> None:
     with pytest.raises(octavo.ModelLoadError, match="kv_cache_bytes"):
         octavo.LLM("x.gguf", kv_cache_bytes="9" * 400)
     assert len(tiny.generate([1], GREEDY, max_tokens=1).token_ids) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_what_a_callers_own_code_raises_comes_through(tiny: octavo.LLM, error: type[BaseException]) -> None:
+    class Ids:
+        def __iter__(self) -> Any:
+            yield 1
+            raise error
+
+    class Number:
+        def __index__(self) -> int:
+            raise error
+
+    for parameter in ({"stop_token_ids": Ids()}, {"max_tokens": Number()}, {"allowed_token_ids": [1, Number()]}):
+        with pytest.raises(error):
+            tiny.generate([1], **parameter)
+
+
+def test_mappings_and_numbers_of_other_libraries(tiny: octavo.LLM) -> None:
+    wanted = tiny.generate([1], GREEDY, max_tokens=4, logit_bias={7: 100.0}, seed=3).token_ids
+    assert wanted == [7] * 4
+    bias = MappingProxyType({np.int64(7): np.float32(100)})
+    assert tiny.generate(np.array([1]), GREEDY, max_tokens=np.int32(4), logit_bias=bias).token_ids == wanted
+
+
+def test_strangers_second_try(tiny: octavo.LLM, tiny_path: str) -> None:
+    user = {"role": "user", "content": "hi"}
+    params = octavo.SamplingParams(max_tokens=1)
+    for call, says in [
+        (lambda: tiny.generate([1], [params, params]), "params is a list of 2, and the prompt is one"),
+        (lambda: tiny.stream([1], [params]), "params is a list of 1, and the prompt is one"),
+        (lambda: tiny.render([user], chat_template="\ud800"), "chat_template is not valid Unicode"),
+        (lambda: tiny.render([user], chat_template_content_format=5), "chat_template_content_format must be"),
+        (lambda: tiny.generate("x", add_generation_prompt=False), "add_generation_prompt goes with messages"),
+        (lambda: tiny.detokenize([10**6]), r"token_ids\[0\] is 1000000, the vocabulary has"),
+        (lambda: tiny.detokenize(bytearray(b"a")), "token_ids must be a list"),
+        (lambda: tiny.logits([1], ["last"]), "positions must be 'last' or 'all'"),
+        (lambda: tiny.session(ttl_s=True), "ttl_s must be"),
+        (lambda: tiny.events(True), "capacity must be"),
+        (lambda: octavo.sample("x"), "logits must be one row of numbers"),
+        (lambda: octavo.sample([0.0, 1e39]), "logit of token 1 is inf"),
+        (lambda: octavo.sample([0.0], prompt_token_ids=[0.5]), r"prompt_token_ids\[0\] must be a token id"),
+        (lambda: octavo.sample([0.0], output_token_ids="0"), "token_ids must be a list"),
+        (lambda: octavo.sample([0.0], draws=2**40), "draws must be a whole number from 0 to 16777216"),
+        (lambda: octavo.replay("x", schedule_only=1), "schedule_only must be True or False"),
+        (lambda: octavo.replay("x", schedule_only=True, model="y"), "model has no part in it"),
+    ]:
+        with pytest.raises(octavo.InvalidRequestError, match=says):
+            call()
+    for setting in ({"progress": True}, {"threads": True}, {"kv_cache_bytes": 1e9}):
+        with pytest.raises(octavo.ModelLoadError, match=f"{next(iter(setting))} must be"):
+            octavo.LLM(tiny_path, **setting)
+    assert list(octavo.sample([0.0, 9.0], octavo.SamplingParams(temperature=0, json_schema={}), draws=2)) == [1, 1]

@@ -135,6 +135,12 @@ def test_mistakes_are_one_line(tiny_path: str) -> None:
         assert "internal error" not in done.stderr, arguments
         assert len(done.stderr.splitlines()) == 1, arguments
     assert command().returncode == 2
+    assert command("chat").stderr.endswith("octavo chat: error: the following arguments are required: model\n")
+    contradiction = command("replay", __file__, "--schedule-only", "--threads", "2")
+    assert (contradiction.returncode, contradiction.stderr) == (
+        1,
+        "octavo: schedule_only runs no model, so threads has no part in it\n",
+    )
     assert command("--version").stdout == f"octavo {octavo.__version__}\n"
 
 
@@ -223,3 +229,27 @@ def test_odd_plumbing_leaves_no_traceback(tiny_path: str, plumbing: str, status:
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert "Traceback" not in done.stderr
     assert done.returncode == status, done.stderr
+
+
+def test_a_question_too_long_does_not_end_a_conversation(tiny_path: str) -> None:
+    """At a terminal; where a program asks, its next question builds on this one."""
+    import pty
+
+    arguments = [sys.executable, "-m", "octavo.cli", "chat", tiny_path, "--max-tokens", "2", "--max-model-len", "60"]
+    questions = f"hi\n{'word ' * 90}\nhi\n"
+    ours, theirs = pty.openpty()
+    chat = subprocess.Popen(
+        [*arguments, "--kv-cache-bytes", "4MiB"], stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    os.write(ours, questions.encode() + b"\x04")
+    assert chat.stderr is not None
+    told = chat.stderr.read().decode()
+    chat.stderr.close()
+    assert chat.wait(60) == 0
+    os.close(ours)
+    assert re.search(r"needs a max_model_len of at least \d+, it is 60\]\n", told), told
+    assert len(re.findall("tok prompt", told)) == 2, told
+    done = command(*arguments[3:], "--kv-cache-bytes", "4MiB", input=questions)
+    assert (done.returncode, done.stderr.count("tok prompt")) == (1, 1)
+    assert done.stderr.splitlines()[-1].startswith("octavo: a prompt of")

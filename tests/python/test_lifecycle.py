@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import octavo
-from conftest import GREEDY, KV_BYTES, python
+from conftest import GREEDY, KV_BYTES, python, settled
 
 
 def test_close_and_after(tiny_path: str) -> None:
@@ -87,8 +90,164 @@ print("both fine")
     assert done.stdout == "both fine\n", done.stderr
 
 
+def test_a_forked_child_leaves_its_blocks_in_peace(tiny_path: str, tmp_path: Path) -> None:
+    """What was opened before the fork is its parent's: to leave a block ends nothing and raises nothing."""
+    code = """
+import os, sys, octavo
+path, log = sys.argv[1:]
+with octavo.LLM(path, kv_cache_bytes="4MiB") as llm, llm.record(log) as recording:
+    with llm.events() as events, llm.stream([1], max_tokens=9, ignore_eos=True) as stream:
+        next(stream)
+        child = os.fork()
+        if child == 0:
+            assert repr(llm).startswith("LLM(")
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(llm.generate([1], max_tokens=3, ignore_eos=True).token_ids) == 3
+if child:
+    assert octavo.replay(log).incomplete is None
+    print("fine")
+"""
+    done = python(code, tiny_path, str(tmp_path / "run.log"), timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("fine\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    [
+        "streams = [llm.stream([i], P) for i in range(50)]; next(streams[0])",
+        "class A: pass\na = A(); a.a, a.llm, a.stream = a, llm, llm.stream([1], P); next(a.stream); del llm",
+        "[threading.Thread(target=lambda: list(llm.stream([1] * 9, P)), daemon=True).start() for _ in range(50)]",
+        "threading.Thread(target=lambda: [0 for _ in llm.events()], daemon=True).start(); time.sleep(0.1)",
+        "atexit.register(lambda: llm.generate([1], P))",
+        "class A:\n    def __del__(self): llm.generate([1, 2], P, stop_token_ids=[5], n=2)\na = A()",
+        "async def main():\n    asyncio.ensure_future(llm.agenerate([1], P)); await anext(llm.astream([1], P))",
+    ],
+)
+def test_a_program_that_ends_in_the_midst_of_things(tiny_path: str, leaving: str) -> None:
+    code = f"""
+import asyncio, atexit, sys, threading, time, octavo
+P = octavo.SamplingParams(max_tokens=400, ignore_eos=True)
+llm = octavo.LLM(sys.argv[1], kv_cache_bytes="4MiB")
+{leaving}
+if "main" in globals():
+    asyncio.run(main())
+print("end")
+"""
+    done = python(code, tiny_path, timeout=30)
+    assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
+
+
+def test_calls_leave_nothing_behind(tiny: octavo.LLM) -> None:
+    def refused() -> None:
+        with pytest.raises(octavo.InvalidRequestError):
+            tiny.generate([10**6])
+
+    def late() -> None:
+        stream = tiny.stream([1], GREEDY, deadline_s=0.0)
+        for _ in range(2):
+            with pytest.raises(octavo.DeadlineExceededError):
+                stream.result  # noqa: B018
+
+    def turns() -> None:
+        with tiny.session() as session, tiny.events() as events:
+            session.generate([1, 2], GREEDY, max_tokens=2)
+            events.take()
+
+    calls = [
+        lambda: tiny.generate([1, 2, 3], GREEDY, max_tokens=3, logprobs=2, prompt_logprobs=1),
+        lambda: [chunk.logprobs for chunk in tiny.stream([1, 2], GREEDY, max_tokens=3, n=2, logprobs=1)],
+        lambda: next(tiny.stream([1], GREEDY, max_tokens=300)),
+        lambda: (tiny.tokenize("some text"), tiny.stats(), tiny.explain_cache("x"), tiny.detokenize([1])),
+        refused,
+        late,
+        turns,
+    ]
+
+    def weigh(times: int) -> tuple[int, int, int]:
+        for call in calls:
+            for _ in range(times):
+                call()
+        settled(tiny)
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return len(gc.get_objects()), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGESIZE")  # noqa: PTH208
+
+    weigh(300)
+    before = weigh(300)
+    after = weigh(1000)
+    assert after[0] - before[0] < 100
+    assert after[1] == before[1]
+    assert after[2] - before[2] < 2e6, "bytes for 7000 calls"
+
+
+def test_threads_that_take_turns_all_the_time(tiny: octavo.LLM) -> None:
+    """The interpreter changes threads after every microsecond; streams are shared, cancelled and read by several."""
+    until = time.monotonic() + 2
+    shared: list[octavo.Stream] = []
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        deeds = [
+            lambda: tiny.generate([[1], [2, 3]], max_tokens=5),
+            lambda: [chunk.text for chunk in one()],
+            lambda: one().result,
+            lambda: one().cancel(),
+            lambda: tiny.verify(tiny.generate([1, 2], max_tokens=4, logprobs=1)),
+            lambda: (tiny.stats(), tiny.explain_cache([1, 2, 3])),
+        ]
+
+        def one() -> octavo.Stream:
+            if rng.random() < 0.5 or not shared:
+                shared.append(tiny.stream([rng.randrange(100)], max_tokens=40, ignore_eos=True))
+            return rng.choice(shared[-8:])
+
+        try:
+            while time.monotonic() < until:
+                rng.choice(deeds)()
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    for stream in shared:
+        stream.cancel()
+    assert settled(tiny).blocks_owned == 0
+
+
+def test_copies_are_the_thing_itself_and_pickling_says_what_to_send(tiny: octavo.LLM) -> None:
+    result = tiny.generate([1, 2], GREEDY, max_tokens=2, logprobs=1)
+    for thing in (result, result.anatomy, result.choices[0], result.usage, result.logprobs[0], tiny.tokenize("x")):  # type: ignore[index]
+        assert copy.copy(thing) is thing
+        assert copy.deepcopy([thing])[0] is thing
+        with pytest.raises(TypeError, match=f"octavo's {type(thing).__name__} objects stay in the process"):
+            pickle.dumps(thing)
+    assert eval(repr(result), {"Result": dict, "Usage": dict})["text"] == result.text
+
+
+def test_an_error_that_is_asked_for_again_is_as_it_was(tiny: octavo.LLM) -> None:
+    stream = tiny.stream([1], GREEDY, deadline_s=0.0)
+    depths = []
+    for _ in range(3):
+        with pytest.raises(octavo.DeadlineExceededError) as caught:
+            list(stream)
+        depths.append(len(caught.traceback))
+    assert depths == depths[:1] * 3
+
+
 INTERRUPTED = """
-import sys, threading, time, os, signal, octavo
+import asyncio, sys, threading, time, os, signal, octavo
 what, path = sys.argv[1:]
 llm = None if what == "load" else octavo.LLM(path, kv_cache_bytes="64MiB")
 params = octavo.SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0)
@@ -106,6 +265,10 @@ try:
             octavo.LLM(path, kv_cache_bytes="64MiB").close()
     elif what == "generate":
         llm.generate("Once upon a time", params)
+    elif what == "sample":
+        octavo.sample([0.0] * 50_000, draws=10_000_000)
+    elif what == "asyncio":
+        asyncio.run(llm.agenerate(["Once upon a time"] * 8, params))
     elif what == "batch":
         llm.generate(["Once upon a time"] * 8, params)
     else:
@@ -123,7 +286,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("what", ["load", "generate", "batch", "stream"])
+@pytest.mark.parametrize("what", ["load", "generate", "batch", "stream", "asyncio", "sample"])
 def test_ctrl_c(smollm2: str, what: str) -> None:
     done = python(INTERRUPTED, what, smollm2)
     assert done.stdout.startswith("interrupted after"), done.stdout + done.stderr

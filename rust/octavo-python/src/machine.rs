@@ -79,8 +79,9 @@ pub struct Machine {
 
 /// What this machine offers, and what octavo would use of it.
 #[pyfunction]
-pub fn machine() -> Machine {
-    let found = octavo::observe::machine();
+pub fn machine(py: Python<'_>) -> Machine {
+    // A GPU's driver takes its time.
+    let found = py.detach(octavo::observe::machine);
     Machine {
         isa: found.isa.clone().ok(),
         isa_error: found.isa.err(),
