@@ -10,7 +10,7 @@ use octavo_kernels::prefetch::{prefetch, prefetch_end};
 use crate::observe::anatomy::RequestRecord;
 use crate::request::{Finish, TokenLogprobs};
 
-/// Called when something arrives for a caller that cannot block (an event loop). At most once per step and mailbox.
+/// Called when something arrives for a caller that cannot block (an event loop). At most once per step and waker.
 pub trait Wake: Send + Sync {
     /// Must not block, and must not call back into the engine.
     fn wake(&self);
@@ -107,15 +107,14 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody is to be told of what has been added.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.waker.is_some() || self.blocked.load(Ordering::Relaxed) > 0
+    /// Whether a thread waits for what has been added.
+    fn is_read(&self) -> bool {
+        self.blocked.load(Ordering::Relaxed) > 0
     }
 
-    /// Tells whoever waits to look. Once for all that a step has added: a thread that wakes takes a processor from the
-    /// engine, which has more to hand out.
+    /// Tells whoever waits to look.
     pub(super) fn tell(&self) {
-        if self.blocked.load(Ordering::Relaxed) > 0 {
+        if self.is_read() {
             self.arrived.notify_all();
         }
         if let Some(waker) = &self.waker {
@@ -260,6 +259,35 @@ impl Mailbox {
     }
 }
 
+/// Whom a step has brought something. They are told when it has handed out everything, and once: whoever wakes takes a
+/// processor from the engine, and would look again and again.
+#[derive(Default)]
+pub(super) struct Touched {
+    mailboxes: Vec<Arc<Mailbox>>,
+    wakers: Vec<Arc<dyn Wake>>,
+}
+
+impl Touched {
+    /// Something was added to this.
+    pub fn add(&mut self, mailbox: &Arc<Mailbox>) {
+        // The choices of a call come one after another.
+        if mailbox.is_read() && !self.mailboxes.last().is_some_and(|last| Arc::ptr_eq(last, mailbox)) {
+            self.mailboxes.push(mailbox.clone());
+        }
+        if let Some(waker) = &mailbox.waker
+            && !self.wakers.iter().any(|known| Arc::ptr_eq(known, waker))
+        {
+            self.wakers.push(waker.clone());
+        }
+    }
+
+    /// Tells them.
+    pub fn tell(&mut self) {
+        self.mailboxes.drain(..).for_each(|mailbox| _ = mailbox.arrived.notify_all());
+        self.wakers.drain(..).for_each(|waker| waker.wake());
+    }
+}
+
 impl State {
     fn next(&mut self, every_token: bool) -> Next {
         for (index, choice) in self.choices.iter_mut().enumerate() {
@@ -329,25 +357,38 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_told_and_nobody_else_is_there_to_tell() {
-        let mailbox = Arc::new(Mailbox::new(1, true, None));
+    fn whoever_waits_is_told_once_and_nobody_else_is_there_to_tell() {
+        struct Count(AtomicUsize);
+        impl Wake for Count {
+            fn wake(&self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let watched = || Arc::new(Mailbox::new(1, true, Some(count.clone() as Arc<dyn Wake>)));
+        let (mailbox, mut touched) = (Arc::new(Mailbox::new(1, true, None)), Touched::default());
         mailbox.push(0, "a", 1, None);
-        assert!(!mailbox.is_awaited(), "nobody waits");
+        touched.add(&mailbox);
+        assert!(touched.mailboxes.is_empty(), "nobody waits");
         assert!(matches!(mailbox.next_within(Duration::from_secs(60)), Next::Update(update) if update.text == "a"));
         let reader = mailbox.clone();
         let reader = std::thread::spawn(move || reader.next_within(Duration::from_secs(60)));
-        while !mailbox.is_awaited() {
+        while !mailbox.is_read() {
             std::thread::yield_now();
         }
         // All of a step, and then once.
         mailbox.push(0, "b", 2, None);
+        touched.add(&mailbox);
         mailbox.push(0, "c", 3, None);
         mailbox.finish(0, "d", Finish::Length, RequestRecord::default(), || ());
-        assert!(mailbox.is_awaited());
-        mailbox.tell();
+        touched.add(&mailbox);
+        [watched(), watched()].iter().for_each(|mailbox| touched.add(mailbox));
+        assert_eq!(touched.mailboxes.len(), 1);
+        touched.tell();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
         let Ok(Next::Update(update)) = reader.join() else { panic!("something is there") };
         assert_eq!((&*update.text, update.token_ids, update.finish), ("bcd", vec![2, 3], Some(Finish::Length)));
-        assert!(!mailbox.is_awaited());
+        assert!(!mailbox.is_read());
         assert_eq!(mailbox.next_within(Duration::ZERO), Next::Finished);
     }
 }

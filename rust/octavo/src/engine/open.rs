@@ -14,6 +14,7 @@ use octavo_kernels::{Backend, BackendError, CacheDtype};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
+use super::mailbox::Touched;
 use super::origin::Origin;
 use super::outlet::Outlets;
 use super::run::Runner;
@@ -163,7 +164,7 @@ impl Loader {
                     inbox,
                     shared,
                     outlets: Outlets::default(),
-                    touched: Vec::new(),
+                    touched: Touched::default(),
                     time: StepTime::default(),
                     recorder: None,
                     readers: Readers::default(),

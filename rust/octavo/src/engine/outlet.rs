@@ -154,20 +154,6 @@ impl Outlet {
         self.mailbox.finish(self.index, &tail.text, finish, record, leave);
     }
 
-    /// Notes whom to tell of a new token.
-    pub fn tell(&self, touched: &mut Vec<Arc<Mailbox>>) {
-        if self.mailbox.every_token() {
-            self.tell_at_end(touched);
-        }
-    }
-
-    /// Notes whom to tell. The choices of a call come one after another, and are told once.
-    pub fn tell_at_end(&self, touched: &mut Vec<Arc<Mailbox>>) {
-        if self.mailbox.is_awaited() && !touched.last().is_some_and(|last| Arc::ptr_eq(last, &self.mailbox)) {
-            touched.push(self.mailbox.clone());
-        }
-    }
-
     /// The call's mailbox.
     pub fn mailbox(&self) -> &Arc<Mailbox> {
         &self.mailbox

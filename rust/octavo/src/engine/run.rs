@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
-use super::mailbox::Mailbox;
+use super::mailbox::Touched;
 use super::outlet::{Outlet, Outlets};
 use super::shared::{CLOSED, EngineStats, Message, Shared, StepTime};
 use crate::execute::Executor;
@@ -22,8 +22,8 @@ pub(super) struct Runner {
     pub inbox: Receiver<Message>,
     pub shared: Arc<Shared>,
     pub outlets: Outlets,
-    /// Mailboxes that somebody waits for, and into which this step has put something.
-    pub touched: Vec<Arc<Mailbox>>,
+    /// Whom this step has brought something.
+    pub touched: Touched,
     /// What the steps so far took.
     pub time: StepTime,
     /// Writes down what the scheduler is told and what it decides, if somebody wants that.
@@ -59,7 +59,7 @@ impl Runner {
             self.shared.close(&format!("the engine stopped on an internal error: {}", panic_text(&*panic)));
         }
         // Those that had ended when it panicked; what is left, here or in the inbox, ends as it is dropped (see `Outlet`).
-        self.tell_all();
+        self.touched.tell();
         self.finish_recording();
     }
 
@@ -221,7 +221,9 @@ impl Runner {
                 Event::Token { id, drawn } => {
                     let Some(outlet) = self.outlets.get_mut(&id) else { continue };
                     let stop = outlet.push(drawn);
-                    outlet.tell(&mut self.touched);
+                    if outlet.mailbox().every_token() {
+                        self.touched.add(outlet.mailbox());
+                    }
                     if let Some(text) = stop {
                         let now = self.shared.now();
                         self.command(Command::StopString { id, text }, now);
@@ -240,11 +242,11 @@ impl Runner {
                 Event::Finished { id, finish, record } => {
                     let Some(mut outlet) = self.outlets.remove(&id) else { continue };
                     outlet.finish(finish, *record);
-                    outlet.tell_at_end(&mut self.touched);
+                    self.touched.add(outlet.mailbox());
                 }
             }
         }
-        self.tell_all();
+        self.touched.tell();
         if self.scheduler.is_watched() {
             let now = self.shared.now();
             let read = self.readers.tell(self.scheduler.take_notes(), now);
@@ -260,12 +262,6 @@ impl Runner {
                     outlet.prefetch(token_id, depth);
                 }
             }
-        }
-    }
-
-    fn tell_all(&mut self) {
-        for mailbox in self.touched.drain(..) {
-            mailbox.tell();
         }
     }
 }
