@@ -283,7 +283,7 @@ impl Touched {
 
     /// Tells them.
     pub fn tell(&mut self) {
-        self.mailboxes.drain(..).for_each(|mailbox| _ = mailbox.arrived.notify_all());
+        self.mailboxes.drain(..).for_each(|mailbox| mailbox.arrived.notify_all());
         self.wakers.drain(..).for_each(|waker| waker.wake());
     }
 }
