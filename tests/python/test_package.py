@@ -129,8 +129,7 @@ def written(function: ast.FunctionDef) -> list[tuple[str, str, str | None]]:
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults)) + [*arguments.defaults]
     every = [(one, "POSITIONAL_OR_KEYWORD", default) for one, default in zip(plain, defaults, strict=True)]
     every += [
-        (one, "KEYWORD_ONLY", default)
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        (one, "KEYWORD_ONLY", default) for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return [
         (one.arg, kind, None if default is None else repr(ast.literal_eval(default)))
