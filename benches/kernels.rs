@@ -212,7 +212,7 @@ struct Attention {
 const BLOCK_SIZE: usize = 16;
 const PLACE: CacheLayer = CacheLayer { group: 0, layer: 0 };
 /// Enough for 64 sequences of 8192 positions.
-const GPU_LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 1, table_entries: 64 * 512 };
+const GPU_LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 1, table_entries: 512 };
 /// Rows at a time that fill the cache.
 const CHUNK: usize = 256;
 

@@ -51,7 +51,7 @@ impl Side {
             rows: config.max_num_batched_tokens,
             segments: MOST_SEQUENCES,
             groups: layout.groups(),
-            table_entries: MOST_SEQUENCES * layout.entries(MOST_POSITIONS),
+            table_entries: layout.entries(MOST_POSITIONS),
         };
         let mut backend = CudaBackend::open(device, limits).unwrap();
         let weights = Weights::load(&files, &model, &mut backend, &mut |_, _| true).unwrap();

@@ -10,7 +10,7 @@ use octavo_kernels::{
 };
 
 /// Enough for every case here.
-pub const LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 2, table_entries: 4096 };
+pub const LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 2, table_entries: 256 };
 
 /// A case: inputs that it makes itself, from its fields alone, run on any backend.
 pub trait Case {

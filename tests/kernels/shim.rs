@@ -169,6 +169,7 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     let device = Device::shim().unwrap();
     let (driver, out) = (device.driver(), output(&device));
     let host = driver.take_host("a test", 8).unwrap();
+    device.launch("check_votes", [1], 32).pointer(out.at()).go();
     driver.fill(out.at(), 0, out.bytes()).unwrap();
     driver.begin_recording().unwrap();
     device.launch("check_votes", [1], 32).pointer(out.at()).go();
@@ -176,7 +177,7 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     assert!(driver.upload(out.at(), &[0; 4]).unwrap_err().to_string().contains("while a graph is recorded"));
     assert!(driver.take("a test", 4).is_err() && driver.take_host("a test", 4).is_err());
     assert!(driver.download_later(host, 0, out.at(), 4).unwrap_err().to_string().contains("while a graph is recorded"));
-    assert!(driver.read_host(&mut [0; 4], host).is_err());
+    assert!(driver.read_host(&mut [0; 4], host).is_err() && driver.synchronize().is_err());
     let graph = driver.end_recording().unwrap();
     assert!(floats(&device, &out).iter().all(|&x| x == 0.0), "recording runs nothing");
     for _ in 0..2 {
@@ -187,6 +188,31 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     }
     driver.drop_graph(graph);
     assert!(driver.replay(graph).is_err());
+}
+
+/// A driver loads a kernel when it is first launched, and frees memory when nothing uses it: neither goes with recording.
+#[test]
+fn what_would_spoil_a_graph_is_an_error() {
+    let device = Device::shim().unwrap();
+    let out = output(&device);
+    let recorded = device.record(|| device.launch("check_votes", [1], 32).pointer(out.at()).go());
+    assert_eq!(recorded, None);
+    let said = device.failure().unwrap();
+    assert!(said.contains("check_votes") && said.contains("first time"), "{said}");
+    let device = Device::shim().unwrap();
+    let out = output(&device);
+    assert_eq!(device.record(|| drop(out)), None);
+    assert!(device.failure().unwrap().contains("given back while a graph is recorded"));
+}
+
+#[test]
+fn launches_that_only_some_devices_take_are_errors() {
+    for (blocks, shared) in [([1, 1 << 16, 1], 0), ([1, 1, 1 << 16], 0), ([1, 1, 1], 100 << 10)] {
+        let device = Device::shim().unwrap();
+        let out = output(&device);
+        device.launch("check_votes", blocks, 32).shared(shared).pointer(out.at()).go();
+        assert!(device.failure().unwrap().contains("not every device"), "{blocks:?}, {shared}");
+    }
 }
 
 #[test]

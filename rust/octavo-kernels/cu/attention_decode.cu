@@ -6,9 +6,10 @@
 // Every key and value is read once for all the heads that share it, straight from the cache into fragments. Bound by memory.
 #include "attention16.cuh"
 
-// Where a row's splits lie among the partial results: no two rows that are alone in their sequence share one.
+// Where a row's splits lie among the partial results: as its block table lies among those of all sequences, which begins
+// where a split does.
 __device__ __forceinline__ size_t first_split_of(global<const u32> row_tables, int row, int block_size) {
-    return size_t(row_tables[row]) * block_size / KV_SPLIT + row;
+    return size_t(row_tables[row]) * block_size / KV_SPLIT;
 }
 
 // A unit where it lies in the cache.

@@ -185,6 +185,7 @@ impl Backend for CudaBackend {
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
         self.on_device.begin(&self.device, &self.step, &[]);
+        self.advance();
         self.rope_angles();
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::device::{Device, HostMemory, Memory, bytes_of, bytes_of_mut, columns};
+use super::device::{Device, HostMemory, Memory, bytes_of, bytes_of_mut};
 use super::driver::Address;
 use crate::Result;
 use crate::draw::{DrawnRow, MOST_TOPS, RowDraw, RowStatistics};
@@ -114,10 +114,9 @@ impl Draws {
         &self.words
     }
 
-    /// Ids that stand for what was drawn last become it.
-    pub fn take_ids(&self, device: &Device, ids: Address, rows: usize) {
-        let (threads, blocks) = columns(rows);
-        device.launch("take_drawn", [blocks], threads).pointer(ids).pointer(self.drawn.at()).int(rows).go();
+    /// What was drawn last.
+    pub fn drawn(&self) -> Address {
+        self.drawn.at()
     }
 
     /// Draws from `rows` rows of `logits` as `words`, an address, say for the rows from `first` on.

@@ -19,6 +19,7 @@ mod image; // compiled kernels
 mod linear; // which kernel makes a product
 mod matrix; // weights on the device
 mod nvidia; // the calls of a GPU
+mod places; // where block tables lie
 mod step; // a step's input on the device
 
 pub use backend::CudaBackend;

@@ -3,7 +3,7 @@
 //! from (see `cu/shim`).
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +15,10 @@ const MEMORY_BYTES: u64 = 1 << 30;
 /// What fresh memory holds: not a number in any float type, and far outside anything as an index.
 const POISON: u8 = 0xff;
 const ALIGNMENT: usize = 256;
+/// What every device that the kernels are for takes: blocks in the second and third direction, and dynamic shared memory of
+/// a block (as compute capability 8.6 and 8.9).
+const MOST_BLOCKS: u32 = 65_535;
+const MOST_SHARED: u32 = 99 << 10;
 
 /// A device that is not one.
 pub struct Shim {
@@ -31,6 +35,10 @@ struct State {
     /// Launches so far: every second one goes through its threads backwards.
     launches: u64,
     recording: Option<Vec<Work>>,
+    /// What was done while something was recorded, and spoils it.
+    spoiled: Option<&'static str>,
+    /// Kernels that have been launched, so that a driver has loaded them: it may not be able to while it records.
+    loaded: HashSet<String>,
     graphs: HashMap<GraphId, Vec<Work>>,
     hosts: HashMap<HostId, Vec<u8>>,
     /// The next graph or memory of the host.
@@ -144,9 +152,12 @@ impl State {
 
     /// Records `work`, or does it.
     fn take_on(&mut self, work: Work) -> Result<()> {
-        match &mut self.recording {
-            Some(recorded) => recorded.push(work),
-            None => self.run(&work)?,
+        match (&mut self.recording, &work) {
+            (Some(_), Work::Launch(Launch { kernel, .. })) if !self.loaded.contains(kernel) => {
+                return Err(failed(format!("kernel {kernel} is launched for the first time while a graph is recorded")));
+            }
+            (Some(recorded), _) => recorded.push(work),
+            (None, _) => self.run(&work)?,
         }
         Ok(())
     }
@@ -196,6 +207,15 @@ impl State {
             arguments.push(ArgumentOfShim { bits, kind, unused: 0, begin, end });
         }
         let [x, y, z] = launch.grid;
+        if y.max(z) > MOST_BLOCKS || launch.shared_bytes > MOST_SHARED {
+            let Launch { kernel, grid, shared_bytes, .. } = launch;
+            return Err(failed(format!(
+                "kernel {kernel}: {grid:?} blocks with {shared_bytes} bytes of shared memory: not every device takes that"
+            )));
+        }
+        if !self.loaded.contains(&launch.kernel) {
+            self.loaded.insert(launch.kernel.clone());
+        }
         self.launches += 1;
         let mut message = [0u8; 512];
         // SAFETY: the kernel comes from the list, the arguments and the message outlive the call. What the kernel does to
@@ -255,6 +275,9 @@ impl Driver for Shim {
     fn give_back(&self, at: Address) {
         let mut state = self.state();
         let Some(bytes) = state.taken.remove(&at) else { return };
+        if state.recording.is_some() {
+            state.spoiled = Some("memory is given back");
+        }
         state.taken_bytes -= bytes as u64;
         let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("it was taken with this layout");
         // SAFETY: taken with this layout, and given back once: it was still in the map.
@@ -323,7 +346,7 @@ impl Driver for Shim {
     }
 
     fn synchronize(&self) -> Result<()> {
-        Ok(())
+        self.state().outside_recording("the device is waited for")
     }
 
     fn begin_recording(&self) -> Result<()> {
@@ -336,6 +359,9 @@ impl Driver for Shim {
     fn end_recording(&self) -> Result<GraphId> {
         let mut state = self.state();
         let recorded = state.recording.take().ok_or_else(|| failed("no graph is being recorded".to_owned()))?;
+        if let Some(what) = state.spoiled.take() {
+            return Err(failed(format!("{what} while a graph is recorded")));
+        }
         let graph = state.next_id();
         state.graphs.insert(graph, recorded);
         Ok(graph)

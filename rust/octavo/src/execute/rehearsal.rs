@@ -19,7 +19,7 @@ pub fn step_limits(
         rows: max_num_batched_tokens,
         segments: max_num_seqs,
         groups: layout.groups(),
-        table_entries: max_num_seqs * layout.entries(max_model_len),
+        table_entries: layout.entries(max_model_len),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::CudaBackend;
 use crate::cuda::device::columns;
+use crate::cuda::draws::Draws;
 use crate::cuda::graphs::{Graphs, How, Kind};
 use crate::draw::RowDraw;
 use crate::{StepInput, StepLimits};
@@ -41,9 +42,7 @@ impl CudaBackend {
         };
         self.on_device.begin(&self.device, &self.step, words);
         let launch = |this: &mut Self| {
-            if let Some(all) = this.draws.as_ref().filter(|_| !draws.is_empty()) {
-                all.take_ids(&this.device, this.on_device.ids(), rows);
-            }
+            this.advance();
             this.rope_angles();
             operations(this, rows);
         };
@@ -62,6 +61,11 @@ impl CudaBackend {
             }
             How::Replay(graph) => device.attempt(|driver| driver.replay(graph)),
         }
+    }
+
+    /// What has begun becomes the step that runs.
+    pub(super) fn advance(&self) {
+        self.on_device.advance(&self.device, self.draws.as_ref().map(Draws::drawn));
     }
 
     /// The angles of all rotary embeddings for the step's rows.
