@@ -4,19 +4,24 @@
 
 // state: [own | ids (rows) | where block tables begin (rows) | positions (rows) | slots (groups, rows) | …], as
 // `src/cuda/step.rs` has it: the positions and slots of the first `own` rows are one more than before. Then the words of
-// changes [count | (place in state, word) (count)] take their places, and there are none of them left. Last, ids (rows) are
-// what state says; where its highest bit is set, the rest says which of the draws before gave the token.
+// changes [count | (place, word) (count)] take their places in state, or, where a place has its highest bit, in lists, and
+// there are none of them left. Last, ids (rows) are what state says; where the highest bit of an id is set, the rest says
+// which of the draws before gave the token.
 //
 // One block takes everything, since what is listed comes after what is counted. Bound by waiting for memory, a few times.
-KERNEL(advance, 1024, global<u32> ids, global<u32> state, global<u32> changes, global<const u32> drawn, int rows,
-       int groups) {
+KERNEL(advance, 1024, global<u32> ids, global<u32> state, global<u32> lists, global<u32> changes,
+       global<const u32> drawn, int rows, int groups) {
     global<u32> counted = state + 1 + 2 * rows;
     u32 own = state[0], count = changes[0];
     for (int i = threadIdx.x; i < (1 + groups) * rows; i += blockDim.x) {
         if (i % rows < int(own)) counted[i] += 1;
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < count; i += blockDim.x) state[changes[1 + 2 * i]] = changes[2 + 2 * i];
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+        u32 place = changes[1 + 2 * i], word = changes[2 + 2 * i];
+        if (place >> 31) lists[place & 0x7fffffff] = word;
+        else state[place] = word;
+    }
     __syncthreads();
     if (threadIdx.x == 0) changes[0] = 0;
     for (int row = threadIdx.x; row < rows; row += blockDim.x) {

@@ -9,6 +9,7 @@ pub use memory::{Buffer, Cache, Rope, Routing, Vector};
 
 use std::ops::Range;
 
+use super::changes::Changes;
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::draws::{Draws, MOST_CHANGES};
 use super::graphs::Graphs;
@@ -28,6 +29,7 @@ pub struct CudaBackend {
     device: Device,
     step: Step,
     on_device: StepOnDevice,
+    changes: Changes,
     ropes: Vec<RopeTable>,
     graphs: Graphs,
     /// Where rows that belong to nobody write their keys and values: there is a block for them. None before the cache.
@@ -57,6 +59,7 @@ impl CudaBackend {
         let on_device = StepOnDevice::new(&device, limits, most_draws(&limits))?;
         Ok(Self {
             on_device,
+            changes: Changes::new(&device)?,
             step: Step::new(limits),
             ropes: Vec::new(),
             graphs: Graphs::new(&device),
@@ -184,7 +187,7 @@ impl Backend for CudaBackend {
 
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
-        self.on_device.begin(&self.device, &self.step, &[]);
+        self.on_device.begin(&self.device, &mut self.changes, &self.step, &[]);
         self.advance();
         self.rope_angles();
     }
@@ -433,7 +436,7 @@ impl Backend for CudaBackend {
     }
 
     fn set_draws(&mut self, draws: &[RowDraw<'_>]) {
-        let words = self.draws.as_mut().expect(NO_DRAWS).begin(&self.device, draws, draws.len());
+        let words = self.draws.as_mut().expect(NO_DRAWS).begin(&self.device, None, draws, draws.len());
         self.on_device.set_draws(&self.device, words);
     }
 

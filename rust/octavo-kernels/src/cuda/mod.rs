@@ -13,6 +13,7 @@ pub mod shim; // the calls on the CPU
 pub mod null; // the calls, counted
 pub mod backend; // trait Backend: one launch per operation
 
+mod changes; // what is new of a step
 mod draws; // tokens drawn on the device
 mod graphs; // decode steps, recorded
 mod image; // compiled kernels

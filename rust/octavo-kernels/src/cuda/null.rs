@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch};
+use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch, taken_bytes};
 use crate::Result;
 
 /// How often each call was made.
@@ -48,8 +48,6 @@ struct Held {
 }
 
 const MEMORY_BYTES: u64 = 1 << 40;
-/// What a GPU's driver gives is of such pieces.
-const ALIGNMENT: u64 = 512;
 
 impl Null {
     /// One that has been told nothing.
@@ -60,7 +58,7 @@ impl Null {
         Self { info, uploads, uploaded_bytes, downloads, launches, replays, taken, held: Mutex::default() }
     }
 
-    /// Bytes that are held, in pieces as large as a GPU's driver gives.
+    /// Bytes that are held, as [`taken_bytes`] counts them.
     pub fn held_bytes(&self) -> u64 {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
@@ -99,8 +97,8 @@ impl Driver for Null {
     }
     fn take(&self, _what: &'static str, bytes: usize) -> Result<Address> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = (bytes as u64).next_multiple_of(ALIGNMENT);
-        let at = held.next.max(ALIGNMENT);
+        let bytes = taken_bytes(bytes as u64);
+        let at = held.next.max(taken_bytes(1));
         held.next = at + bytes;
         held.bytes += bytes;
         held.of.insert(at, bytes);

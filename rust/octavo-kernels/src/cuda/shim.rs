@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Address, ArgumentKind, DeviceInfo, Driver, GraphId, HostId, Launch};
+use super::driver::{Address, ArgumentKind, DeviceInfo, Driver, GraphId, HostId, Launch, taken_bytes};
 use crate::{BackendError, Result};
 
 /// What the pretended device has. Enough for small models, and little enough that a cache that fills it is soon made.
@@ -256,7 +256,7 @@ impl Driver for Shim {
         let mut state = self.state();
         state.outside_recording("memory is taken")?;
         let refused = BackendError::OutOfMemory { what, bytes };
-        if bytes == 0 || bytes as u64 > self.info.memory_bytes - state.taken_bytes {
+        if bytes == 0 || taken_bytes(bytes as u64) > self.info.memory_bytes - state.taken_bytes {
             return Err(refused);
         }
         let Ok(layout) = Layout::from_size_align(bytes, ALIGNMENT) else { return Err(refused) };
@@ -268,7 +268,7 @@ impl Driver for Shim {
         // SAFETY: as many bytes as were just taken.
         unsafe { at.write_bytes(POISON, bytes) };
         state.taken.insert(at as Address, bytes);
-        state.taken_bytes += bytes as u64;
+        state.taken_bytes += taken_bytes(bytes as u64);
         Ok(at as Address)
     }
 
@@ -278,7 +278,7 @@ impl Driver for Shim {
         if state.recording.is_some() {
             state.spoiled = Some("memory is given back");
         }
-        state.taken_bytes -= bytes as u64;
+        state.taken_bytes -= taken_bytes(bytes as u64);
         let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("it was taken with this layout");
         // SAFETY: taken with this layout, and given back once: it was still in the map.
         unsafe { dealloc(at as *mut u8, layout) };

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use super::changes::Changes;
 use super::device::{Device, Memory, bytes_of};
-use super::draws::DRAW_WORDS;
+use super::draws::{DRAW_WORDS, Draws};
 use super::driver::{Address, Driver};
 use super::places::Places;
 use crate::{KV_SPLIT, Result, StepLimits, step::Step};
@@ -16,8 +17,6 @@ pub struct StepOnDevice {
     state: Memory,
     /// Token ids, a row each: where those that are drawn have become known.
     ids: Memory,
-    /// What becomes of which words with the next step: how many, then pairs of place and word.
-    changes: Memory,
     /// Rows to be gathered.
     gathered: Memory,
     limits: StepLimits,
@@ -28,9 +27,8 @@ pub struct StepOnDevice {
     places: Places,
     /// Where in `state` the block tables begin.
     tables_at: usize,
-    /// Scratch: the words of a step, and the changes.
+    /// Scratch: the words of a step.
     wanted: Vec<u32>,
-    listed: Vec<u32>,
     /// What `gathered` holds.
     host_gathered: Vec<u32>,
 }
@@ -47,9 +45,7 @@ struct Layout {
 
 /// Arrays of rows beside the slots.
 const BESIDE_SLOTS: usize = 3;
-/// The most words that are listed in one step. What is more is uploaded where it belongs.
-const MOST_LISTED: usize = 1024;
-/// … and of one block table, which is uploaded in one piece when a sequence begins.
+/// The most words of one block table that are listed: when a sequence begins, it is uploaded in one piece.
 const MOST_LISTED_OF_TABLE: usize = 8;
 /// Block tables begin at multiples of this: where a split of attention does, whatever the size of a block.
 const TABLE_ALIGNMENT: usize = KV_SPLIT / 16;
@@ -79,13 +75,11 @@ impl StepOnDevice {
         let most = Layout { own: 0, rows: limits.rows, groups: limits.groups, draw_words: draws * DRAW_WORDS };
         let places = Places::new(limits.segments, limits.table_entries.next_multiple_of(TABLE_ALIGNMENT));
         let words = most.words() + limits.groups * (places.entries() + 1);
-        let (state, changes) = (array(&[words])?, array(&[1 + 2 * MOST_LISTED])?);
+        let state = array(&[words])?;
         device.driver().fill(state.at(), 0xff, state.bytes())?;
-        device.driver().fill(changes.at(), 0, changes.bytes())?;
         Ok(Self {
             state,
             ids: array(&[limits.rows])?,
-            changes,
             gathered: array(&[limits.rows])?,
             limits,
             layout: Layout::default(),
@@ -93,7 +87,6 @@ impl StepOnDevice {
             places,
             tables_at: most.words(),
             wanted: Vec::with_capacity(most.words()),
-            listed: Vec::with_capacity(1 + 2 * MOST_LISTED),
             host_gathered: Vec::with_capacity(limits.rows),
         })
     }
@@ -107,9 +100,9 @@ impl StepOnDevice {
         })
     }
 
-    /// Uploads what [`Self::advance`] cannot know of `step`, and of how tokens are drawn after it. Rows after those of its
-    /// segments belong to nobody.
-    pub fn begin(&mut self, device: &Device, step: &Step, draws: &[u32]) {
+    /// Uploads what [`Self::advance`] cannot know of `step`, and of how tokens are drawn after it, with what is among the
+    /// changes already. Rows after those of its segments belong to nobody.
+    pub fn begin(&mut self, device: &Device, changes: &mut Changes, step: &Step, draws: &[u32]) {
         let layout = Layout {
             own: step.segments.iter().map(|segment| segment.rows).sum(),
             rows: step.rows(),
@@ -117,23 +110,22 @@ impl StepOnDevice {
             draw_words: draws.len(),
         };
         self.places.assign(step.segments.len(), &self.held[self.tables_at..], |number| step.table(number, 0));
-        self.listed.clear();
-        self.listed.push(0);
         device.attempt(|driver| {
-            self.begin_rows(driver, layout, step, draws)?;
-            (0..layout.groups).try_for_each(|group| self.begin_tables(driver, group, step))?;
-            match (self.listed.len() - 1) / 2 {
-                0 => Ok(()), // as the device has left it
-                count => {
-                    self.listed[0] = count as u32;
-                    driver.upload(self.changes.at(), bytes_of(&self.listed))
-                }
-            }
+            self.begin_rows(driver, changes, layout, step, draws)?;
+            (0..layout.groups).try_for_each(|group| self.begin_tables(driver, changes, group, step))?;
+            changes.send(driver)
         });
     }
 
     /// The words of the step's rows: those of the step before, counted on, but for a few; or all of them.
-    fn begin_rows(&mut self, driver: &dyn Driver, layout: Layout, step: &Step, draws: &[u32]) -> Result<()> {
+    fn begin_rows(
+        &mut self,
+        driver: &dyn Driver,
+        changes: &mut Changes,
+        layout: Layout,
+        step: &Step,
+        draws: &[u32],
+    ) -> Result<()> {
         self.wanted.clear();
         self.wanted.push(layout.own as u32);
         self.wanted.extend(&step.ids);
@@ -146,7 +138,7 @@ impl StepOnDevice {
         if layout == self.layout {
             layout.count(held, |word| word.wrapping_add(1));
             // A word in the list is twice as long.
-            if list(&mut self.listed, held, &self.wanted, 0, layout.words() / 2) {
+            if changes.list(held, &self.wanted, 0, layout.words() / 2) {
                 return Ok(());
             }
         }
@@ -158,11 +150,11 @@ impl StepOnDevice {
     }
 
     /// The step's block tables in a group.
-    fn begin_tables(&mut self, driver: &dyn Driver, group: usize, step: &Step) -> Result<()> {
+    fn begin_tables(&mut self, driver: &dyn Driver, changes: &mut Changes, group: usize, step: &Step) -> Result<()> {
         for number in 0..step.segments.len() {
             let (table, at) = (step.table(number, group), self.table_at(group, self.places.of_segments()[number]));
             let held = &mut self.held[at..][..table.len()];
-            if !list(&mut self.listed, held, table, at, MOST_LISTED_OF_TABLE)
+            if !changes.list(held, table, at, MOST_LISTED_OF_TABLE)
                 && let Some(changed) = refill(held, table)
             {
                 driver.upload(self.state.offset(4 * (at + changed.start)), bytes_of(&table[changed]))?;
@@ -171,15 +163,16 @@ impl StepOnDevice {
         Ok(())
     }
 
-    /// Makes the step that has begun of the one before. `drawn`: what was drawn last, if anything ever.
-    pub fn advance(&self, device: &Device, drawn: Option<Address>) {
+    /// Makes the step that has begun of the one before.
+    pub fn advance(&self, device: &Device, changes: &Changes, draws: Option<&Draws>) {
         let Layout { rows, groups, .. } = self.layout;
         device
             .launch("advance", [1], ((1 + groups) * rows).next_multiple_of(32).clamp(256, 1024))
             .pointer(self.ids.at())
             .pointer(self.state.at())
-            .pointer(self.changes.at())
-            .pointer_if(drawn)
+            .pointer_if(draws.map(Draws::lists))
+            .pointer(changes.at())
+            .pointer_if(draws.map(Draws::drawn))
             .int(rows)
             .int(groups)
             .go();
@@ -240,26 +233,6 @@ impl StepOnDevice {
     fn table_at(&self, group: usize, entry: usize) -> usize {
         self.tables_at + group * (self.places.entries() + 1) + entry
     }
-}
-
-/// Makes `held`, which lie from `first` on, what is wanted, and lists what changes; unless that is more than `most`.
-fn list(listed: &mut Vec<u32>, held: &mut [u32], wanted: &[u32], first: usize, most: usize) -> bool {
-    if held == wanted {
-        return true; // as nearly always, and much faster than looking for a place
-    }
-    let before = listed.len();
-    let room = most.min(MOST_LISTED - (before - 1) / 2);
-    for (i, (held, &wanted)) in held.iter().zip(wanted).enumerate() {
-        if *held != wanted {
-            if listed.len() == before + 2 * room {
-                listed.truncate(before);
-                return false;
-            }
-            listed.extend([(first + i) as u32, wanted]);
-        }
-    }
-    held.copy_from_slice(wanted);
-    true
 }
 
 /// Makes `held` what is wanted; from the first that changes to the last, if any does.

@@ -2,7 +2,6 @@
 
 use super::CudaBackend;
 use crate::cuda::device::columns;
-use crate::cuda::draws::Draws;
 use crate::cuda::graphs::{Graphs, How, Kind};
 use crate::draw::RowDraw;
 use crate::{StepInput, StepLimits};
@@ -37,10 +36,10 @@ impl CudaBackend {
             None => self.step.rows(),
         };
         let words = match &mut self.draws {
-            Some(all) if !draws.is_empty() => all.begin(&self.device, draws, rows),
+            Some(all) if !draws.is_empty() => all.begin(&self.device, Some(&mut self.changes), draws, rows),
             _ => &[],
         };
-        self.on_device.begin(&self.device, &self.step, words);
+        self.on_device.begin(&self.device, &mut self.changes, &self.step, words);
         let launch = |this: &mut Self| {
             this.advance();
             this.rope_angles();
@@ -65,7 +64,7 @@ impl CudaBackend {
 
     /// What has begun becomes the step that runs.
     pub(super) fn advance(&self) {
-        self.on_device.advance(&self.device, self.draws.as_ref().map(Draws::drawn));
+        self.on_device.advance(&self.device, &self.changes, self.draws.as_ref());
     }
 
     /// The angles of all rotary embeddings for the step's rows.

@@ -67,10 +67,25 @@ fn words(device: &Device, at: Address, count: usize) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
+/// All that a step is told in.
+struct Parts {
+    on_device: StepOnDevice,
+    changes: Changes,
+    draws: Draws,
+}
+
+impl Parts {
+    fn new(device: &Device, limits: StepLimits, draws: usize) -> Self {
+        let on_device = StepOnDevice::new(device, limits, draws).unwrap();
+        Self { on_device, changes: Changes::new(device).unwrap(), draws: Draws::new(device, 64, draws, draws).unwrap() }
+    }
+}
+
 /// Begins `step`, and compares all that kernels read with it.
-fn check(device: &Device, on_device: &mut StepOnDevice, drawn: &Memory, step: &Step, draws: &[u32], what: &str) {
-    on_device.begin(device, step, draws);
-    on_device.advance(device, Some(drawn.at()));
+fn check(device: &Device, parts: &mut Parts, step: &Step, words_of_draws: &[u32], what: &str) {
+    let Parts { on_device, changes, draws } = parts;
+    on_device.begin(device, changes, step, words_of_draws);
+    on_device.advance(device, changes, Some(draws));
     assert_eq!(device.failure(), None, "{what}");
     let rows = step.rows();
     let read = |at| words(device, at, rows);
@@ -78,7 +93,7 @@ fn check(device: &Device, on_device: &mut StepOnDevice, drawn: &Memory, step: &S
     let known = |&id: &u32| if id >= StepInput::DRAWN { 1000 + (id - StepInput::DRAWN) } else { id };
     assert_eq!(read(on_device.ids()), step.ids.iter().map(known).collect::<Vec<_>>(), "{what}: ids");
     assert_eq!(read(on_device.positions()), step.positions, "{what}: positions");
-    assert_eq!(words(device, on_device.draws(), draws.len()), draws, "{what}: draws");
+    assert_eq!(words(device, on_device.draws(), words_of_draws.len()), words_of_draws, "{what}: draws");
     let row_tables = read(on_device.row_tables());
     let own: usize = step.segments.iter().map(|segment| segment.rows).sum();
     for group in 0..2 {
@@ -97,10 +112,10 @@ fn check(device: &Device, on_device: &mut StepOnDevice, drawn: &Memory, step: &S
 #[test]
 fn every_step_is_what_it_was_told_whatever_came_before() {
     let device = Device::shim().unwrap();
-    let mut on_device = StepOnDevice::new(&device, LIMITS, DRAWS).unwrap();
-    on_device.set_null_block(device.driver(), NULL_BLOCK).unwrap();
+    let mut parts = Parts::new(&device, LIMITS, DRAWS);
+    parts.on_device.set_null_block(device.driver(), NULL_BLOCK).unwrap();
     let tokens: Vec<u32> = (0..DRAWS as u32).flat_map(|n| [1000 + n, 0, 0, 0, 0, 0, 0, 0, 0]).collect();
-    let drawn = device.take_with("a test", bytes_of(&tokens)).unwrap();
+    device.driver().upload(parts.draws.drawn(), bytes_of(&tokens)).unwrap();
     for seed in 1..=12u64 {
         let random = &mut Random(seed * 0x9e37_79b9);
         let (mut next_block, mut sequences) = (0, Vec::new());
@@ -144,7 +159,7 @@ fn every_step_is_what_it_was_told_whatever_came_before() {
             }
             let count = if decodes { random.below(2) * arrays.ids.len() } else { 0 };
             let draws: Vec<u32> = (0..count * DRAW_WORDS).map(|word| random.below(2) as u32 * word as u32).collect();
-            check(&device, &mut on_device, &drawn, &step, &draws, &format!("seed {seed}, step {number}"));
+            check(&device, &mut parts, &step, &draws, &format!("seed {seed}, step {number}"));
         }
     }
 }
@@ -153,7 +168,7 @@ fn every_step_is_what_it_was_told_whatever_came_before() {
 fn a_step_that_only_goes_on_uploads_nothing_and_a_block_a_few_words() {
     let limits = StepLimits { rows: 64, segments: 64, groups: 2, table_entries: 512 };
     let (device, null) = Device::null();
-    let mut on_device = StepOnDevice::new(&device, limits, 64).unwrap();
+    let Parts { mut on_device, mut changes, .. } = Parts::new(&device, limits, 64);
     let mut next_block = 0;
     let mut blocks = || {
         next_block += 1;
@@ -168,7 +183,7 @@ fn a_step_that_only_goes_on_uploads_nothing_and_a_block_a_few_words() {
         for (number, sequence) in sequences.iter_mut().enumerate() {
             arrays.add(sequence, 1, StepInput::DRAWN + number as u32, &mut || blocks());
         }
-        on_device.begin(&device, &arrays.step(limits), &draws[..sequences.len() * DRAW_WORDS]);
+        on_device.begin(&device, &mut changes, &arrays.step(limits), &draws[..sequences.len() * DRAW_WORDS]);
         let after = null.calls();
         (after.uploads - before.uploads, after.uploaded_bytes - before.uploaded_bytes)
     };
