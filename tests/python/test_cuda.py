@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason(tiny_path: str) ->
     with pytest.raises(octavo.DeviceError) as refused:
         octavo.LLM(tiny_path, device="cuda", progress=False)
     said = str(refused.value)
-    assert "libcuda.so.1" in said or "nvcc" in said or "driver knows 0" in said
+    assert "libcuda.so.1" in said or "nvcc" in said or "CUDA_ERROR" in said or "driver knows 0" in said
     with pytest.raises(octavo.DeviceError, match=r'"gpu".*"cuda"'):
         octavo.LLM(tiny_path, device="gpu")
 
@@ -130,8 +131,49 @@ def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(
         assert [result.token_ids for result in with_logprobs] == [result.token_ids for result in together]
 
 
+def test_a_device_that_is_too_small_says_what_would_fit(tiny_path: str, cuda_device: str) -> None:
+    if cuda_device != "cuda-shim":
+        pytest.skip("only of the pretended device it is known how small it is")
+    asked = {"max_num_batched_tokens": 1 << 16, "max_num_seqs": 1 << 13}
+    with pytest.raises(octavo.OutOfMemoryError) as refused:
+        octavo.LLM(tiny_path, device=cuda_device, progress=False, **asked)
+    advice = str(refused.value).rpartition("; ")[2]
+    assert advice.endswith("would fit")
+    fits = {name: int(value) for name, value in re.findall(r"(max_[a-z_]+)=(\d+)", advice)}
+    assert fits, advice
+    if "together" not in advice:
+        name, value = fits.popitem()
+        # No less than has to be given up.
+        with pytest.raises(octavo.OutOfMemoryError):
+            octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | {name: value + 1}))
+        fits = {name: value}
+    octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | fits)).close()
+
+
 def test_the_bench_for_devices_runs(cuda_device: str) -> None:
     bench = [sys.executable, ROOT / "benches" / "device.py", "qwen3-8b", "--tiny", "--device", cuda_device]
     done = subprocess.run(bench, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ms a step") == 4
+
+
+def test_the_script_for_devices_goes_on_and_says_what_it_left_out(tmp_path: Path, cuda_device: str) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "DEVICE": cuda_device}
+    script = ["bash", ROOT / "benches" / "device.sh"]
+
+    def run(*parts: str, limit: int = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*script, *parts], env=environment | {"LIMIT": str(limit)}, capture_output=True, text=True, check=False
+        )
+
+    assert "pack" in run("--help").stdout
+    assert run("everything").returncode == 2
+    if cuda_device != "cuda-shim":
+        pytest.skip("tried in full where it takes no time")
+    models = run("models")
+    assert models.returncode == 0, models.stdout
+    assert (tmp_path / "models.txt").read_text().count("ms a step") == 3 * 4
+    # No time for anything: all of it is told.
+    late = run("models", "peers", limit=4)
+    assert late.returncode == 1
+    assert late.stdout.count("LEFT OUT") == 6

@@ -40,7 +40,12 @@ impl Places {
         let mut next = 0;
         for number in 0..count {
             let table = table(number);
-            assert!(table.len() <= self.stride, "a block table of {} entries: there is room for {}", table.len(), self.stride);
+            assert!(
+                table.len() <= self.stride,
+                "a block table of {} entries: there is room for {}",
+                table.len(),
+                self.stride
+            );
             let place = self.find(next, held, table);
             if place != NOWHERE {
                 self.taken[place / self.stride] = true;
@@ -48,7 +53,8 @@ impl Places {
             }
             self.of_segments.push(place);
         }
-        let mut free = self.taken.iter().enumerate().filter(|(_, taken)| !**taken).map(|(number, _)| number * self.stride);
+        let mut free =
+            self.taken.iter().enumerate().filter(|(_, taken)| !**taken).map(|(number, _)| number * self.stride);
         for place in self.of_segments.iter_mut().filter(|place| **place == NOWHERE) {
             *place = free.next().expect("as many places as segments");
         }
@@ -65,6 +71,7 @@ impl Places {
 /// Whether `table` seems to be what `held` was a step ago: the block that is written to is nobody else's, and where that has
 /// just begun, the one before is still known.
 fn goes_on(held: &[u32], table: &[u32]) -> bool {
-    let same = |from_end: usize| table.len() >= from_end && held[table.len() - from_end] == table[table.len() - from_end];
+    let same =
+        |from_end: usize| table.len() >= from_end && held[table.len() - from_end] == table[table.len() - from_end];
     same(1) || same(2)
 }

@@ -154,7 +154,9 @@ impl State {
     fn take_on(&mut self, work: Work) -> Result<()> {
         match (&mut self.recording, &work) {
             (Some(_), Work::Launch(Launch { kernel, .. })) if !self.loaded.contains(kernel) => {
-                return Err(failed(format!("kernel {kernel} is launched for the first time while a graph is recorded")));
+                return Err(failed(format!(
+                    "kernel {kernel} is launched for the first time while a graph is recorded"
+                )));
             }
             (Some(recorded), _) => recorded.push(work),
             (None, _) => self.run(&work)?,

@@ -129,11 +129,8 @@ fn divide(spec: &DecoderSpec, request: &MemoryRequest<'_>) -> Result<MemoryPlan,
     let budget = match request.kv_cache_bytes {
         Some(bytes) if left.is_some_and(|left| bytes > left) => {
             let left = left.unwrap_or_default();
-            let why = format!(
-                "kv_cache_bytes is {bytes} ({}), but weights and buffers leave {}",
-                Bytes(bytes),
-                Bytes(left)
-            );
+            let why =
+                format!("kv_cache_bytes is {bytes} ({}), but weights and buffers leave {}", Bytes(bytes), Bytes(left));
             let fits = divide(spec, &MemoryRequest { kv_cache_bytes: Some(left), ..*request }).is_ok();
             return Err(Refusal::TooLittle(why, fits.then(|| format!("kv_cache_bytes={left} would fit"))));
         }
@@ -141,12 +138,10 @@ fn divide(spec: &DecoderSpec, request: &MemoryRequest<'_>) -> Result<MemoryPlan,
         None if request.device_bytes.is_some() => left.unwrap_or(DEFAULT_MOST),
         None => default_budget(left, wanted_blocks * block_bytes),
     };
-    let most =
-        wanted_blocks.saturating_mul(seqs as u64).saturating_add(chunk_blocks(&layout, request));
+    let most = wanted_blocks.saturating_mul(seqs as u64).saturating_add(chunk_blocks(&layout, request));
     // More blocks than every sequence at its longest can fill would only be useful as a memory of prefixes, so a
     // stated budget is used whole and a default one is not.
-    let blocks =
-        if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
+    let blocks = if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
     // Slots are counted in u32.
     let blocks = blocks.min(u64::from(u32::MAX) / request.block_size as u64);
     let max_model_len = fit_len(request, &layout, wanted_len, blocks, block_bytes, left)?;
@@ -179,7 +174,11 @@ fn left_for_cache(
                 "the weights need {} and the buffers for max_num_batched_tokens={}{} need {}, but {} is free",
                 Bytes(request.weights_bytes),
                 request.max_num_batched_tokens,
-                if request.device_bytes.is_some() { format!(" and max_num_seqs={}", request.max_num_seqs) } else { String::new() },
+                if request.device_bytes.is_some() {
+                    format!(" and max_num_seqs={}", request.max_num_seqs)
+                } else {
+                    String::new()
+                },
                 Bytes(workspace_bytes),
                 Bytes(free)
             );
@@ -400,7 +399,8 @@ mod tests {
 
     #[test]
     fn of_a_device_all_that_is_left_is_for_the_cache() {
-        let plenty = MemoryRequest { device_bytes: Some(&|_, _, _| 3 << 20), max_num_seqs: 1 << 12, ..request(Some(256 << 20)) };
+        let plenty =
+            MemoryRequest { device_bytes: Some(&|_, _, _| 3 << 20), max_num_seqs: 1 << 12, ..request(Some(256 << 20)) };
         let plan = MemoryPlan::new(&spec(), &plenty).unwrap();
         assert_eq!((plan.reserved_bytes, plan.workspace_bytes), (4 << 20, 3 << 20));
         assert_eq!(plan.cache.bytes(), (256 - 100 - 4 - 3) << 20);
@@ -431,7 +431,9 @@ mod tests {
             assert!(message.ends_with(" would fit") && planned(value).is_ok(), "{message}");
             assert!(planned(value + 1).is_err(), "{message}: so would {name}={}", value + 1);
         };
-        check(request(Some(101 << 20)), "max_num_batched_tokens", &|request, rows| request.max_num_batched_tokens = rows);
+        check(request(Some(101 << 20)), "max_num_batched_tokens", &|request, rows| {
+            request.max_num_batched_tokens = rows
+        });
 
         let bytes = |rows: usize, seqs: usize, len: usize| ((rows * 4 + seqs * len / 16) as u64) << 10;
         let device = MemoryRequest {
@@ -450,14 +452,11 @@ mod tests {
         );
         let together = MemoryRequest { free_bytes: Some(106 << 20), max_num_batched_tokens: 1 << 14, ..device };
         let message = error(&together);
-        let [rows, seqs, len] = ["max_num_batched_tokens", "max_num_seqs", "max_model_len"].map(|name| value(&message, name));
+        let [rows, seqs, len] =
+            ["max_num_batched_tokens", "max_num_seqs", "max_model_len"].map(|name| value(&message, name));
         assert!(message.contains("together would fit"), "{message}");
-        let taken = MemoryRequest {
-            max_num_batched_tokens: rows,
-            max_num_seqs: seqs,
-            max_model_len: Some(len),
-            ..together
-        };
+        let taken =
+            MemoryRequest { max_num_batched_tokens: rows, max_num_seqs: seqs, max_model_len: Some(len), ..together };
         assert!(MemoryPlan::new(&spec(), &taken).is_ok(), "{message}");
         let none = MemoryRequest { device_bytes: Some(&|_, _, _| 160 << 20), ..device };
         assert!(error(&none).ends_with("a smaller or more strongly quantised model would fit"), "{}", error(&none));

@@ -127,7 +127,9 @@ pub(super) fn load(name: &str, bytes: &[u8], info: &DeviceInfo, driver: Version)
         let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| "".into(), CStr::to_string_lossy);
         let toolkit = image::toolkit().map(|(major, minor)| Version(major, minor));
         let (reason, why) = (words(error), why_not(toolkit, driver));
-        BackendError::Device(format!("the kernels of {name} do not load on {}: {reason}{why} {log}", info.name).trim_end().to_owned())
+        BackendError::Device(
+            format!("the kernels of {name} do not load on {}: {reason}{why} {log}", info.name).trim_end().to_owned(),
+        )
     })
 }
 

@@ -25,7 +25,10 @@ pub(super) fn what_fits(spec: &DecoderSpec, request: &MemoryRequest<'_>) -> Stri
     let halves = (1..usize::BITS).map(|times| {
         let seqs = (seqs >> times).max(1);
         let len = (longest >> times).max(block_size.min(longest));
-        MemoryRequest { max_num_seqs: seqs, ..MemoryRequest { max_model_len: Some(len), ..with_rows((rows >> times).max(seqs)) } }
+        MemoryRequest {
+            max_num_seqs: seqs,
+            ..MemoryRequest { max_model_len: Some(len), ..with_rows((rows >> times).max(seqs)) }
+        }
     });
     match halves.into_iter().take(16).find(fits) {
         Some(MemoryRequest { max_num_batched_tokens, max_num_seqs, max_model_len, .. }) => format!(
