@@ -206,16 +206,6 @@ fn what_would_spoil_a_graph_is_an_error() {
 }
 
 #[test]
-fn launches_that_only_some_devices_take_are_errors() {
-    for (blocks, shared) in [([1, 1 << 16, 1], 0), ([1, 1, 1 << 16], 0), ([1, 1, 1], 100 << 10)] {
-        let device = Device::shim().unwrap();
-        let out = output(&device);
-        device.launch("check_votes", blocks, 32).shared(shared).pointer(out.at()).go();
-        assert!(device.failure().unwrap().contains("not every device"), "{blocks:?}, {shared}");
-    }
-}
-
-#[test]
 fn memory_of_the_host_gets_what_is_sent_to_it() {
     let device = Device::shim().unwrap();
     let x = device.take_with("a test", &numbers(4)).unwrap();

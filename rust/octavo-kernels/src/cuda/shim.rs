@@ -15,10 +15,6 @@ const MEMORY_BYTES: u64 = 1 << 30;
 /// What fresh memory holds: not a number in any float type, and far outside anything as an index.
 const POISON: u8 = 0xff;
 const ALIGNMENT: usize = 256;
-/// What every device that the kernels are for takes: blocks in the second and third direction, and dynamic shared memory of
-/// a block (as compute capability 8.6 and 8.9).
-const MOST_BLOCKS: u32 = 65_535;
-const MOST_SHARED: u32 = 99 << 10;
 
 /// A device that is not one.
 pub struct Shim {
@@ -209,12 +205,6 @@ impl State {
             arguments.push(ArgumentOfShim { bits, kind, unused: 0, begin, end });
         }
         let [x, y, z] = launch.grid;
-        if y.max(z) > MOST_BLOCKS || launch.shared_bytes > MOST_SHARED {
-            let Launch { kernel, grid, shared_bytes, .. } = launch;
-            return Err(failed(format!(
-                "kernel {kernel}: {grid:?} blocks with {shared_bytes} bytes of shared memory: not every device takes that"
-            )));
-        }
         if !self.loaded.contains(&launch.kernel) {
             self.loaded.insert(launch.kernel.clone());
         }
