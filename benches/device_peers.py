@@ -2,9 +2,9 @@
 
     python benches/device_peers.py qwen3-0.6b|llama-3.1-8b|qwen3-8b [--device cuda] [--tiny]
 
-transformers decodes from a static cache with a CUDA graph of its step, which is the most that it is good for; its cache
-is left empty, since what is in it takes no time. FlashInfer's attention for decoding is timed on its own, over paged keys
-and values as large as a layer's. What is not installed, or fails, is told, and the rest goes on.
+transformers decodes from a static cache with a CUDA graph of its step, which is the most that it is good for; its
+cache is left empty, since what is in it takes no time. FlashInfer's attention for decoding is timed on its own, over
+paged keys and values as large as a layer's. What is not installed, or fails, is told, and the rest goes on.
 """
 
 from __future__ import annotations

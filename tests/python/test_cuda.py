@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import struct
 import subprocess
 import sys
@@ -134,20 +133,14 @@ def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(
 def test_a_device_that_is_too_small_says_what_would_fit(tiny_path: str, cuda_device: str) -> None:
     if cuda_device != "cuda-shim":
         pytest.skip("only of the pretended device it is known how small it is")
-    asked = {"max_num_batched_tokens": 1 << 16, "max_num_seqs": 1 << 13}
-    with pytest.raises(octavo.OutOfMemoryError) as refused:
+    asked = {"max_num_batched_tokens": 1 << 15, "max_num_seqs": 1 << 12, "kv_cache_bytes": 1 << 30}
+    with pytest.raises(octavo.OutOfMemoryError, match=r"kv_cache_bytes=[0-9]+ would fit$") as refused:
         octavo.LLM(tiny_path, device=cuda_device, progress=False, **asked)
-    advice = str(refused.value).rpartition("; ")[2]
-    assert advice.endswith("would fit")
-    fits = {name: int(value) for name, value in re.findall(r"(max_[a-z_]+)=(\d+)", advice)}
-    assert fits, advice
-    if "together" not in advice:
-        name, value = fits.popitem()
-        # No less than has to be given up.
-        with pytest.raises(octavo.OutOfMemoryError):
-            octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | {name: value + 1}))
-        fits = {name: value}
-    octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | fits)).close()
+    fits = int(str(refused.value).rpartition("kv_cache_bytes=")[2].split()[0])
+    with pytest.raises(octavo.OutOfMemoryError):
+        octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | {"kv_cache_bytes": fits + 1}))
+    with octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | {"kv_cache_bytes": fits})) as llm:
+        assert llm.generate([5, 6, 7], octavo.SamplingParams(max_tokens=2, ignore_eos=True)).token_ids
 
 
 def test_the_bench_for_devices_runs(cuda_device: str) -> None:

@@ -224,7 +224,9 @@ fn push_words(words: &mut Vec<u32>, draw: &RowDraw<'_>) {
     let (biases, counts) = (draw.biases.len(), draw.counts.len());
     assert!(biases + counts <= MOST_CHANGES, "{biases} biases and {counts} counts");
     let halves = |value: f64| [value.to_bits() as u32, (value.to_bits() >> 32) as u32];
-    let ([offset_low, offset_high], [coin_low, coin_high]) = (halves(draw.min_p_offset), halves(draw.coin));
+    // Whoever takes the largest has no use for a coin, which would be another word in every step.
+    let coin = if draw.temperature == 0.0 { 0.0 } else { draw.coin };
+    let ([offset_low, offset_high], [coin_low, coin_high]) = (halves(draw.min_p_offset), halves(coin));
     let all: [u32; DRAW_WORDS] = [
         draw.changes_logits().into(),
         draw.mask.is_some().into(),
