@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::policies::{Trace, belady, bound, least_recently_used, play, read, sizes};
+use crate::policies::{Prompt, Trace, belady, bound, least_recently_used, play, read, sizes};
 use crate::world::Coins;
 
 /// A share of the distinct blocks, and what of Belady's hits is to be found with so many.
@@ -42,6 +42,11 @@ fn real_conversations() {
     }
 }
 
+/// Eight blocks.
+fn prompt(first: u32) -> Prompt {
+    Prompt { blocks: (first..first + 8).collect(), answer: 100 }
+}
+
 /// A few conversations that everybody goes on with, in a stream of prompts that come once.
 fn hot_set_in_a_scan(seed: u64) -> Trace {
     let mut coins = Coins(seed);
@@ -49,10 +54,10 @@ fn hot_set_in_a_scan(seed: u64) -> Trace {
     let mut request = |coins: &mut Coins| {
         if coins.one_in(4) {
             let conversation = coins.within(0, 39) as u32;
-            return (0..8).map(|block| conversation * 8 + block).collect();
+            return prompt(conversation * 8);
         }
         fresh += 8;
-        (fresh - 8..fresh).collect()
+        prompt(fresh - 8)
     };
     (0..4000).map(|_| request(&mut coins)).collect()
 }
@@ -71,10 +76,9 @@ fn a_scan_does_not_wash_out_what_is_used_again() {
 #[test]
 fn what_was_hot_once_goes_in_the_end() {
     // One conversation, used a thousand times, and then nothing but new prompts.
-    let hot = vec![(0..8).collect::<Vec<u32>>(); 1000];
-    let scan = (0..4000u32).map(|i| (8 + i * 8..16 + i * 8).collect::<Vec<u32>>());
-    let mut trace: Trace = hot.into_iter().chain(scan).collect();
+    let hot = vec![prompt(0); 1000];
+    let mut trace: Trace = hot.into_iter().chain((1..=4000).map(|i| prompt(i * 8))).collect();
     let before = play(&trace, 100);
-    trace.push((0..8).collect());
+    trace.push(prompt(0));
     assert_eq!(play(&trace, 100), before, "still there after 32,000 other blocks");
 }
