@@ -1,6 +1,6 @@
 //! What of a trace of prompts a pool finds: the engine's own, and others to hold it against. One forgets the least recently
 //! used (the floor), one what is needed last (Belady's: it knows the future, which no pool does). The bound between them is
-//! for whoever knows of a block how often it was used and how long ago, and how such blocks come back.
+//! for whoever knows of a block how often it was used and how long ago, and how such blocks come back, and nothing else of it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -54,13 +54,14 @@ impl Model {
         if self.is_remembered(block) {
             assert_eq!(self.free(), 0, "evicts although blocks are free");
             let Self { idle, habit, pasts, .. } = self;
-            let mut turn = |idle: BlockId| {
+            // Whose wait is worth least; of equals the oldest cohort's, of these the least used, and the first that waited.
+            let turns = idle.iter().map(|&idle| {
                 let past = pasts[idle.0 as usize];
                 let (worth, began) = habit.worth(past);
-                (worth, began, past.class())
-            };
-            let first = idle.iter().copied().reduce(|a, b| if turn(b) < turn(a) { b } else { a });
-            assert_eq!(first, Some(block), "it was another one's turn");
+                ((worth, began, past.class()), idle)
+            });
+            let first = turns.reduce(|first, next| if next.0 < first.0 { next } else { first });
+            assert_eq!(first.map(|(_, idle)| idle), Some(block), "it was another one's turn");
             self.idle.retain(|&idle| idle != block);
             let past = self.pasts[block.0 as usize];
             let named = self.remembered.extract_if(.., |known| known.1 == block);

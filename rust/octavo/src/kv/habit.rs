@@ -47,7 +47,8 @@ struct Cohort {
 /// What happens to cohorts when an epoch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// The slots of two that become one: the older, which stays, and the newer.
+    /// The slots of two that become one: the older, which stays, and the newer, which is the new cohort's now. `None`: that
+    /// has a slot more than there were.
     pub merged: Option<(usize, usize)>,
 }
 

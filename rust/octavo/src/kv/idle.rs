@@ -32,9 +32,9 @@ pub struct Idle {
 impl Idle {
     /// For a pool of `blocks`, none of them idle.
     pub fn new(blocks: usize) -> Self {
-        let count = u32::try_from(blocks + MOST_COHORTS * CLASSES).expect("block ids are 32 bits wide");
+        assert!(u32::try_from(blocks + MOST_COHORTS * CLASSES).is_ok(), "links are 32 bits wide");
         Self {
-            links: (0..count).map(|id| Link { older: id, newer: id }).collect(),
+            links: (0..blocks + CLASSES).map(alone).collect(),
             blocks,
             len: 0,
             order: Vec::new(),
@@ -113,7 +113,11 @@ impl Idle {
     pub fn turn(&mut self, turn: Turn) {
         self.order.clear();
         self.next = 0;
-        let Some((older, newer)) = turn.merged else { return };
+        let Some((older, newer)) = turn.merged else {
+            // One more cohort, in a slot of its own.
+            let count = self.links.len();
+            return self.links.extend((count..count + CLASSES).map(alone));
+        };
         for class in 0..CLASSES {
             let (older, newer) = (self.head(older, class), self.head(newer, class));
             let Link { older: last, newer: first } = self.links[newer as usize];
@@ -137,4 +141,9 @@ impl Idle {
             std::iter::successors(next(&(head as u32)), next)
         })
     }
+}
+
+/// In no ring, or the head of an empty one.
+fn alone(id: usize) -> Link {
+    Link { older: id as u32, newer: id as u32 }
 }
