@@ -13,7 +13,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
         // Eight conversations that take turns, so that the tiny run has something to find.
-        let turn = |i| (0..=i / 8 % 25).map(|block| (i % 8) * 25 + block).collect();
+        let turn = |i: u32| (0..=i / 8 % 25).map(|block| (i % 8) * 25 + block).collect();
         let made: Trace = (0..200).map(|i| Prompt { blocks: turn(i), answer: 100 }).collect();
         return table("made", &made, &[0.5]);
     }
