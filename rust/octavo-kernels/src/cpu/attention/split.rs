@@ -460,9 +460,13 @@ fn softmax<V: Vector, E: Element, const M: usize>(
             maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], tile * TILE)));
         }
     }
-    let maxima = maxima.map(|max| v.max_lane(max));
-    // Where a query sees nothing, infinities have no difference.
-    let shifts = maxima.map(|max| if max == f32::NEG_INFINITY { 0.0 } else { max });
+    let mut found = [(f32::NEG_INFINITY, 0.0); M];
+    let mut shifts = [0.0; M];
+    for m in 0..M {
+        found[m].0 = v.max_lane(maxima[m]);
+        // Where a query sees nothing, infinities have no difference.
+        shifts[m] = if found[m].0 == f32::NEG_INFINITY { 0.0 } else { found[m].0 };
+    }
     let mut sums = [v.splat(0.0); M];
     for tile in tiles {
         for m in 0..M {
@@ -471,7 +475,10 @@ fn softmax<V: Vector, E: Element, const M: usize>(
             sums[m] = v.add(sums[m], weight);
         }
     }
-    std::array::from_fn(|m| (maxima[m], v.sum(sums[m])))
+    for m in 0..M {
+        found[m].1 = v.sum(sums[m]);
+    }
+    found
 }
 
 /// Divides by the sums and writes the output of an item's queries.
