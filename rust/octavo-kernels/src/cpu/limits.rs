@@ -12,7 +12,7 @@ use half::bf16;
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
 use super::isa::Isa;
-use super::memory::Memory;
+use super::memory::{Memory, Pages};
 use super::pool::Pool;
 use super::vector::{Kernel, Vector};
 use crate::Result;
@@ -63,7 +63,7 @@ impl Limits {
 pub fn measure_bandwidth(isa: Isa, pool: &mut Pool, bytes: usize, passes: usize) -> Result<f64> {
     let threads = pool.threads();
     let line_count = (bytes / 64).next_multiple_of(READS * threads).max(READS * threads);
-    let mut memory = Memory::new("the measurement of bandwidth", line_count * 64)?;
+    let mut memory = Memory::new("the measurement of bandwidth", line_count * 64, Pages::Huge)?;
     // Written by the threads that will read it, so that its pages exist and lie near them. Not zeroes, which might be one
     // shared page.
     let per_thread = line_count / threads;
