@@ -311,6 +311,8 @@ inline int __double2loint(double value) {
     std::memcpy(&bits, &value, 8);
     return int(bits);
 }
+inline float cospif(float x) { return float(cos(M_PI * double(x))); }
+inline float sinpif(float x) { return float(sin(M_PI * double(x))); }
 template <class T> inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> inline T max(T a, T b) { return a < b ? b : a; }
 
@@ -348,6 +350,8 @@ template <> inline f16 from_float<f16>(float x) {
     }
     return {uint16_t(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13))};
 }
+
+inline int afresh(int x) { return x; }
 
 template <class T> inline unsigned pack(float low, float high) {
     return from_float<T>(low).bits | unsigned(from_float<T>(high).bits) << 16;

@@ -119,7 +119,7 @@ impl CudaBackend {
     pub(super) fn take_partials(&mut self, heads: Heads, block_size: usize) -> Result<()> {
         let StepLimits { rows, table_entries, .. } = self.limits;
         let splits = (table_entries * block_size).div_ceil(KV_SPLIT) + rows + 1;
-        let lens = [splits, heads.query, heads.head_dim + 2];
+        let lens = [splits, heads.query, heads.head_dim + 4];
         if self.partials.as_ref().map_or(0, Memory::bytes) < 4 * lens.iter().product::<usize>() {
             self.partials = None;
             self.partials = Some(self.device.take_array("attention's splits", 4, &lens)?);
