@@ -28,8 +28,8 @@ struct State {
     taken: BTreeMap<Address, usize>,
     taken_bytes: u64,
     kernels: HashMap<String, Kernel>,
-    /// Launches so far: every second one goes through its threads backwards.
-    launches: u64,
+    /// Launches so far: in which order a launch goes through its threads hangs on its number.
+    launches: usize,
     recording: Option<Vec<Work>>,
     graphs: HashMap<GraphId, Vec<Work>>,
     hosts: HashMap<HostId, Vec<u8>>,
@@ -80,7 +80,7 @@ unsafe extern "C" {
         shared_bytes: usize,
         arguments: *const ArgumentOfShim,
         count: usize,
-        backwards: bool,
+        number: usize,
         message: *mut c_char,
         message_bytes: usize,
     ) -> c_int;
@@ -208,7 +208,7 @@ impl State {
                 launch.shared_bytes as usize,
                 arguments.as_ptr(),
                 arguments.len(),
-                self.launches.is_multiple_of(2),
+                self.launches,
                 message.as_mut_ptr().cast(),
                 message.len(),
             )
