@@ -128,7 +128,10 @@ fn launches_that_do_not_fit_the_kernel_are_errors() {
         device.launch("check_outside", grid, 64).shared(shared).pointer(memory.at()).go();
     };
     assert_says(refused(&|device, memory| with(device, memory, [1, 65_536, 1], 0)), &["65535"]);
-    assert_says(refused(&|device, memory| with(device, memory, [1, 1, 1], 100 << 10)), &["102400 bytes of shared memory"]);
+    assert_says(
+        refused(&|device, memory| with(device, memory, [1, 1, 1], 100 << 10)),
+        &["102400 bytes of shared memory"],
+    );
     assert_says(
         refused(&|device, _| device.launch("check_outside", [1], 64).int(1).go()),
         &["a pointer", "an integer"],
