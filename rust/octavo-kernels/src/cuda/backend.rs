@@ -339,7 +339,7 @@ impl Backend for CudaBackend {
         let Routing { experts, per_row, .. } = *routing;
         routing.rows = rows;
         self.device
-            .launch("route", [rows.div_ceil(32)], 32)
+            .launch("route", [rows.div_ceil(4)], 4 * 32)
             .pointer(routing.experts_of.at())
             .pointer(routing.weights_of.at())
             .pointer(logits.rows(rows, experts))
@@ -349,7 +349,7 @@ impl Backend for CudaBackend {
             .int(usize::from(renormalise))
             .go();
         self.device
-            .launch("sort_choices", [1], row_threads(4 * experts))
+            .launch("sort_choices", [1], (32 * experts).min(1024))
             .pointer(routing.slots.at())
             .pointer(routing.slot_rows.at())
             .pointer(routing.first_slots.at())

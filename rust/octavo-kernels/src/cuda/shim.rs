@@ -28,8 +28,8 @@ struct State {
     taken: BTreeMap<Address, usize>,
     taken_bytes: u64,
     kernels: HashMap<String, Kernel>,
-    /// Launches so far: every second one goes through its threads backwards.
-    launches: u64,
+    /// Launches so far: in which order a launch goes through its threads hangs on its number.
+    launches: usize,
     recording: Option<Vec<Work>>,
     /// What was done while something was recorded, and spoils it.
     spoiled: Option<&'static str>,
@@ -84,7 +84,7 @@ unsafe extern "C" {
         shared_bytes: usize,
         arguments: *const ArgumentOfShim,
         count: usize,
-        backwards: bool,
+        number: usize,
         message: *mut c_char,
         message_bytes: usize,
     ) -> c_int;
@@ -220,7 +220,7 @@ impl State {
                 launch.shared_bytes as usize,
                 arguments.as_ptr(),
                 arguments.len(),
-                self.launches.is_multiple_of(2),
+                self.launches,
                 message.as_mut_ptr().cast(),
                 message.len(),
             )

@@ -118,7 +118,7 @@ impl CudaBackend {
     /// Takes the place where attention leaves the splits of rows that are alone in their sequence.
     pub(super) fn take_partials(&mut self, heads: Heads, block_size: usize) -> Result<()> {
         let splits = (self.on_device.table_entries() * block_size).div_ceil(KV_SPLIT);
-        let lens = [splits, heads.query, heads.head_dim + 2];
+        let lens = [splits, heads.query, heads.head_dim + 4];
         if self.partials.as_ref().map_or(0, Memory::bytes) < 4 * lens.iter().product::<usize>() {
             self.partials = None;
             self.partials = Some(self.device.take_array("attention's splits", 4, &lens)?);
