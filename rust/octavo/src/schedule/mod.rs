@@ -19,7 +19,7 @@ use crate::kv::{CacheExplanation, KvCache, MissReason, SessionReport, Sessions};
 use crate::observe::events::{EngineEvent, Notes};
 use crate::observe::meter::QueueReason;
 use crate::request::{Finish, Request, RequestId, SessionId, StopReason, Time, Wanted};
-use crate::sequence::Sequence;
+use crate::sequence::{Phase, Sequence};
 use crate::stages::queue::limits;
 use crate::stages::queue::waiting::Waiting;
 use crate::stages::{decode, prefill};
@@ -32,8 +32,8 @@ mod pace;
 mod running;
 mod step;
 
-use forecast::Habits;
-pub use forecast::{Forecast, Load};
+use forecast::{Answers, Habits};
+pub use forecast::{Forecast, Load, Unseen};
 pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
 use pace::{Pace, PromptRows};
 pub use running::Running;
@@ -59,6 +59,8 @@ pub struct Scheduler {
     /// Tokens of half-read prompts that are still to be computed.
     half_read_tokens: usize,
     step_ns: u64,
+    /// When the latest step was over.
+    committed: Time,
     closed: bool,
     /// An empty batch, for its memory.
     spare: Batch,
@@ -97,12 +99,23 @@ impl Scheduler {
             habits: Habits::default(),
             half_read_tokens: 0,
             step_ns: 0,
+            committed: Time(0),
             closed: false,
             spare: Batch::default(),
             notes: Notes::default(),
             totals: SchedulerStats::default(),
             config,
         })
+    }
+
+    /// Its bounds.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// A step takes about as long, as far as can be told before one has run: for what callers are told until then.
+    pub fn guess_step_ns(&mut self, ns: f64) {
+        self.pace.guess(ns);
     }
 
     /// Does as told. Whatever it has to say about it is an event; a command about a request that has ended says nothing.
@@ -195,7 +208,10 @@ impl Scheduler {
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
         self.step_ns = now.since(flight.since);
-        self.pace.observe(flight.decoding, &flight.prompt_rows, self.step_ns);
+        // Whoever decodes got a token with the step before: what it waits for is also what happens between two steps.
+        let since = if flight.decoding > 0 { self.committed } else { flight.since };
+        self.pace.observe(flight.decoding, &flight.prompt_rows, now.since(since));
+        self.committed = now;
         let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
@@ -205,6 +221,7 @@ impl Scheduler {
         self.queue.users.step();
         self.totals.tokens_computed += rows as u64;
         let sequences = outputs.len();
+        let generated = self.totals.tokens_generated;
         let Self { running, kv, events, totals, notes, .. } = self;
         for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
             let output = std::mem::take(&mut outputs[sequence.entry]);
@@ -225,6 +242,7 @@ impl Scheduler {
             }
             sequence.meter.enter(sequence.activity(false), now);
         }
+        self.habits.step(self.step_ns, flight.decoding, self.totals.tokens_generated - generated);
         self.end_ending(now);
         if crowded {
             let ends = (self.totals.finished - flight.finished) as usize;
@@ -240,7 +258,7 @@ impl Scheduler {
         let refused = if self.closed {
             Some(Finish::Error(CLOSED.into()))
         } else {
-            let retry_after_ns = || self.load().place_ns();
+            let retry_after_ns = || self.load().place_ns(1, &Unseen::default());
             limits::refusal(&self.config, &request, self.living(), retry_after_ns).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
@@ -318,8 +336,8 @@ impl Scheduler {
             self.deadlines.remove(&(deadline, id));
         }
         self.queue.users.leave(sequence.user);
-        if matches!(finish, Finish::Stop(_) | Finish::Length) && sequence.request.wanted == Wanted::Tokens {
-            self.habits.answered(sequence.generated.len(), sequence.most_new_tokens);
+        if !sequence.generated.is_empty() {
+            self.habits.answered(sequence.generated.len() < sequence.most_new_tokens);
         }
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.totals.finished += 1;
@@ -389,7 +407,8 @@ impl Scheduler {
         }
         let fresh = Self::new(self.config.clone()).expect("the settings were possible before");
         let (events, notes) = (std::mem::take(&mut self.events), std::mem::take(&mut self.notes));
-        *self = Self { now: self.now, totals: self.totals, events, notes, ..fresh };
+        let pace = self.pace.forgotten();
+        *self = Self { now: self.now, totals: self.totals, events, notes, pace, ..fresh };
         self.watch(self.is_watched());
         self.kv.notes.push(|| EngineEvent::AllBlocksCleared);
         true
@@ -456,9 +475,21 @@ impl Scheduler {
             waiting_tokens: self.queue.tokens(),
             answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
             pace: self.pace.clone(),
-            step_ns: self.step_ns,
+            answers: self.answers(),
+            last_step_ns: self.step_ns,
             habits: self.habits,
         }
+    }
+
+    fn answers(&self) -> Answers {
+        let of = |phase: Phase| {
+            let mut answers = Answers::default();
+            let answering = self.running.iter().filter(|sequence| sequence.phase() == phase);
+            answering.for_each(|sequence| answers.add(sequence.generated.len(), sequence.longest_answer()));
+            answers
+        };
+        let decoding = of(Phase::Decode);
+        if decoding.count > 0 { decoding } else { of(Phase::Prefill) }
     }
 
     /// How much a user who is known has been served, in tokens of a prompt.
