@@ -191,7 +191,11 @@ fn a_hopeless_wait_is_known_when_a_few_have_ended() {
         (0..gate.door.living()).for_each(|_| {
             door.enter(&config, &Gate::call(&request(0, &[1], 1)), Time(0)).expect("there is room");
         });
-        world.scheduler.load().forecast(30, &door.enter(&config, &call, Time(0)).expect("there is room"), &Unseen::default())
+        world.scheduler.load().forecast(
+            30,
+            &door.enter(&config, &call, Time(0)).expect("there is room"),
+            &Unseen::default(),
+        )
     };
     while world.scheduler.stats().finished < 4 {
         world.step();

@@ -91,8 +91,11 @@ fn whatever_steps_scatter_by_prompts_do_not_make_them_longer_than_the_target() {
         for (target, at_once) in [(20.0, 1), (30.0, 1), (30.0, 4), (60.0, 1), (60.0, 4)] {
             let (took, added) = read_in(weather, target, at_once, 11);
             let steps = took.len() as f64;
-            // Steps of which a tenth is a third longer than the rest have to be seen first.
-            let p99 = p99(if name == "wild" { took[300..].to_vec() } else { took });
+            // Steps of which many are much longer than the rest have to be seen first: a few, whatever they are.
+            let (first, learnt) = took.split_at(if matches!(name, "wild" | "spikes") { 300 } else { 0 });
+            let over = first.iter().filter(|ms| **ms > target).count();
+            assert!(over <= 15, "{name}, {at_once} at once for {target} ms: {over} of the first steps");
+            let p99 = p99(learnt.to_vec());
             // Who knows how steps scatter plans this much of each for prompts.
             let room = target / factor - DECODING_NS / 1e6;
             let share = added / (steps * room);
@@ -102,7 +105,7 @@ fn whatever_steps_scatter_by_prompts_do_not_make_them_longer_than_the_target() {
             assert!(added / steps > 0.05 * DECODING_NS / 1e6, "{name}, {at_once} at once: prompts do not get on");
             // Where little is left, what is kept free for the rarest steps is much of it.
             let least = if room > DECODING_NS / 1e6 { 0.7 } else { 0.4 };
-            assert!(share > least, "{name}, {at_once} at once for {target} ms: {share} of {room} ms");
+            assert!(!possible || share > least, "{name}, {at_once} at once for {target} ms: {share} of {room} ms");
         }
     }
 }

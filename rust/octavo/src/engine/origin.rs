@@ -56,7 +56,11 @@ impl Origin {
         counts.sort_by_key(|(_, count)| Reverse(*count));
         match &counts[..] {
             [(only, _)] => only.clone(),
-            _ => counts.iter().map(|(name, count)| format!("{name} ({count} matrices)")).collect::<Vec<_>>().join(" and "),
+            _ => counts
+                .iter()
+                .map(|(name, count)| format!("{name} ({count} matrices)"))
+                .collect::<Vec<_>>()
+                .join(" and "),
         }
     }
 

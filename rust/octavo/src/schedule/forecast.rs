@@ -2,9 +2,10 @@
 //!
 //! The scheduler says after every step what there is to do and how fast it has been done lately ([`Load`]); from a copy of
 //! that anybody can tell ([`Load::forecast`]), without asking the engine. It is a forecast: it takes users to have their turns
-//! one by one, finds as much of their prompts in the cache as it found lately, and takes places to become free as fast as they
-//! did lately. Until as many have ended as may run, it reckons also with the tokens that those who run may generate, and
-//! before the first step with a stated pace; so there is always an answer.
+//! one by one, and finds as much of their prompts in the cache as it found lately. Those who run free their places when they
+//! have all that they may generate, or before that as often as answers ended lately; later places become free as fast as they
+//! did lately, and until as many have ended as may run, as fast as those who run let expect. Before the first step there is a
+//! guess; so there is always an answer.
 
 use super::interface::SchedulerConfig;
 use super::pace::Pace;
@@ -270,7 +271,8 @@ impl Load {
         let per = |sum: usize, count: usize| sum as f64 / count.max(1) as f64;
         let most = if self.running > 0 { per(self.answer_tokens, self.running) } else { FIRST_ANSWER };
         let prompt = self.computed_share() * per(self.waiting_tokens, self.waiting);
-        self.shortened(most, self.answers.longest, 1.0) * self.step_ns() / self.places.max(1) as f64 + self.read_ns(prompt)
+        self.shortened(most, self.answers.longest, 1.0) * self.step_ns() / self.places.max(1) as f64
+            + self.read_ns(prompt)
     }
 
     /// How long it takes until everybody who decodes has one more token.

@@ -71,14 +71,10 @@ struct Decoding {
 }
 
 impl Decoding {
-    /// A step of so many says nothing about one of half as many more.
-    fn tells_of(&self, sequences: usize) -> bool {
-        2 * sequences <= 3 * self.sequences
-    }
-
-    /// Nor of half as many less, but that it takes no longer.
+    /// Whether it tells what a step of so many takes: not of half as many more, nor of half as many less.
     fn is_like(&self, sequences: usize) -> bool {
-        self.tells_of(sequences) && 2 * self.sequences <= 3 * sequences
+        let [less, more] = [self.sequences.min(sequences), self.sequences.max(sequences)];
+        2 * more <= 3 * less
     }
 }
 
@@ -133,7 +129,7 @@ impl Pace {
 
     /// What prompts may add to a step of `decoding` sequences: nothing when it is to be seen what they take alone.
     pub fn prompt_ns(&self, decoding: usize) -> f64 {
-        let is_known = self.decoding.is_some_and(|alone| alone.tells_of(decoding)) && self.mixed < MOST_MIXED;
+        let is_known = self.decoding.is_some_and(|alone| alone.is_like(decoding)) && self.mixed < MOST_MIXED;
         if self.target.is_some() && decoding > 0 && !is_known { 0.0 } else { self.room_ns(decoding) }
     }
 
@@ -212,7 +208,7 @@ impl Pace {
         }
         // What is taken to be the most that it can be is soon known better, and what is far from what it should be at once.
         let is_new = (0..DEPTHS).any(|depth| prompt.0[depth] > 0 && self.row[depth].is_none());
-        let too_much = if is_new || alone + expected > 1.5 * ns { expected / added / 2.0 } else { 1.0 };
+        let too_much = if is_new || alone + expected > 2.0 * ns { expected / added / 2.0 } else { 1.0 };
         self.learn(prompt, parts.map(|part| part / too_much.max(1.0)), added);
     }
 
@@ -232,7 +228,8 @@ impl Pace {
         let Some(target) = self.target.filter(|_| decoding > 0) else { return };
         let alone = self.alone_ns(decoding);
         // Without prompts it would have been too long as well; or there is nothing more to take from them.
-        let in_vain = ns * alone > target * expected || self.part * target - alone < self.least_room_ns(target, decoding);
+        let in_vain =
+            ns * alone > target * expected || self.part * target - alone < self.least_room_ns(target, decoding);
         if ns <= target || !in_vain {
             self.note(ns > target, 1.0);
         }
@@ -296,7 +293,8 @@ mod tests {
     #[test]
     fn where_the_target_cannot_be_held_prompts_get_on() {
         // What decoding takes, the target, and what a step may come to: a ninth is for prompts, and half in the end.
-        for (base, target, wanted) in [(29.0, 30.0, 32.6), (30.0, 30.0, 33.7), (60.0, 30.0, 90.0), (200.0, 1.0, 399.0)] {
+        for (base, target, wanted) in [(29.0, 30.0, 32.6), (30.0, 30.0, 33.7), (60.0, 30.0, 90.0), (200.0, 1.0, 399.0)]
+        {
             let mut pace = Pace::new(Some((target * 1e6) as u64));
             let took = play(&mut pace, 200, |rows| base * 1e6 + 1e4 * rows as f64);
             let last = took[160..].iter().copied().fold(0.0, f64::max) / 1e6;
@@ -325,10 +323,10 @@ mod tests {
     }
 
     #[test]
-    fn more_who_decode_are_measured_before_they_are_told_how_long_it_takes() {
+    fn another_number_that_decodes_is_measured_before_prompts_are_read_beside_it() {
         let mut pace = Pace::new(Some(30_000_000));
         pace.observe(4, &rows(&[]), 5_000_000);
-        assert!(pace.prompt_ns(6) > 0.0 && pace.prompt_ns(7) == 0.0 && pace.prompt_ns(1) > 0.0);
+        assert_eq!([2, 3, 6, 7].map(|sequences| pace.prompt_ns(sequences) > 0.0), [false, true, true, false]);
         pace.observe(7, &rows(&[]), 8_000_000);
         assert!(pace.prompt_ns(7) > 0.0);
         assert_eq!(pace.decoding_ns(), 8e6, "what four take says little about seven");
