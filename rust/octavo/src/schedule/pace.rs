@@ -9,8 +9,8 @@
 //! prompt that is read beside a long one says little about the long one's rows.
 //!
 //! Steps do not take what is expected. How much room is left for that follows from how often it was too little: a step that
-//! prompts made longer than the target takes a sixteenth from what the next ones are planned to take, and one that kept to it
-//! gives a little back. The two balance where one step in 206 is too long, however their times scatter: in the long run it
+//! prompts made longer than the target takes a tenth from what the next ones are planned to take, and one that kept to it
+//! gives a little back. The two balance where one step in 211 is too long, however their times scatter: in the long run it
 //! cannot be more, for what is planned would shrink. Steps without prompts scatter alike, and say before the first prompt comes
 //! how much room it needs. (Robbins and Monro, "A Stochastic Approximation Method", 1951;
 //! Gibbs and Candès, "Adaptive Conformal Inference Under Distribution Shift", 2021.)
@@ -30,9 +30,9 @@ const FIRST_PART: f64 = 0.8;
 /// See [`FIRST_PART`]. Times that scatter more than this hold no target.
 const LEAST_PART: f64 = 1.0 / 3.0;
 /// What becomes of that part when a step was too long.
-const TIGHTER: f64 = 0.94;
-/// And when it was not. So many of these make up for one of the others: ln 0.94 / ln 1.0003.
-const LOOSER: f64 = 1.0003;
+const TIGHTER: f64 = 0.9;
+/// And when it was not. So many of these make up for one of the others: ln 0.9 / ln 1.0005.
+const LOOSER: f64 = 1.0005;
 /// However little the target leaves, prompts get this part of what decoding takes: a ninth of the time.
 const LEAST_SHARE: f64 = 0.125;
 /// Up to so many tokens before it, a row costs about the same.
