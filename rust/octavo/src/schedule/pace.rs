@@ -214,9 +214,9 @@ impl Pace {
 
     fn observe_decoding(&mut self, sequences: usize, ns: f64) {
         let before = self.decoding.filter(|before| before.is_like(sequences));
-        if let Some(before) = before {
-            // Had it been planned to take all that steps may be, it would have been this much longer or shorter.
-            self.note(ns * self.part > before.ns, self.part.max(FIRST_PART));
+        if let Some((before, target)) = before.zip(self.target) {
+            // A step full of prompts would have been longer by at least as much.
+            self.note(ns - before.ns > (1.0 - self.part) * target, self.part.max(FIRST_PART));
         }
         let ns = before.map_or(ns, |before| before.ns + NEWEST * (ns - before.ns));
         self.decoding = Some(Decoding { sequences: sequences.max(1), ns });
