@@ -7,13 +7,14 @@ mod policies;
 
 use std::path::{Path, PathBuf};
 
-use policies::Trace;
+use policies::{Prompt, Trace};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if !arguments.iter().any(|argument| argument == "--bench") {
         // Eight conversations that take turns, so that the tiny run has something to find.
-        let made: Trace = (0..200).map(|i| (0..=i / 8 % 25).map(|block| (i % 8) * 25 + block).collect()).collect();
+        let turn = |i: u32| (0..=i / 8 % 25).map(|block| (i % 8) * 25 + block).collect();
+        let made: Trace = (0..200).map(|i| Prompt { blocks: turn(i), answer: 100 }).collect();
         return table("made", &made, &[0.5]);
     }
     let mut files: Vec<PathBuf> =
@@ -34,7 +35,7 @@ fn table(name: &str, trace: &Trace, shares: &[f64]) {
     let (accesses, distinct) = policies::sizes(trace);
     println!("\n{name}: {} requests, {accesses} full blocks, {distinct} distinct", trace.len());
     println!("{:>18}{:>12}   of Belady's:{:>10}{:>10}{:>10}", "pool", "all found", "octavo", "LRU", "bound");
-    let largest = trace.iter().map(Vec::len).max().unwrap_or(0) + 1;
+    let largest = trace.iter().map(|request| request.blocks.len()).max().unwrap_or(0) + 1;
     for share in shares {
         let blocks = (distinct as f64 * share) as usize;
         if blocks < largest {

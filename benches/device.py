@@ -3,8 +3,8 @@
     python benches/device.py qwen3-0.6b|llama-3.1-8b|qwen3-8b [--device cuda] [--tiny]
 
 Weights are bf16, written to a folder that is removed. Decode is held against the bytes that a step must read: all
-weights but the embedding, and the keys and values of every sequence. ``--tiny`` is for tests: a small model, short
-runs.
+weights but the embedding, and the keys and values of every sequence. A batch that fails is told, and the others go on.
+``--tiny`` is for tests: a small model, short runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -99,6 +100,24 @@ SHAPES = {
 TINY = Shape("qwen3", 2, 64, 96, 4, 2, 576, head_dim=32)
 
 
+def work(tiny: bool) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Batches, contexts, and the tokens that are decoded."""
+    return ((1, 2), (20, 40), 4) if tiny else ((1, 8, 64), (1024, 8192), 64)
+
+
+def told(shape: Shape, batch: int, context: int, prefill: float | None, step: float | None, tokens: int) -> str:
+    """A line about seconds of a whole prefill and of a step of decoding, whichever there is."""
+    said = []
+    if prefill is not None:
+        rate, operations = batch * context / prefill, shape.read_bytes() * batch * context / prefill
+        said.append(f"prefill {rate:9.0f} tok/s, {operations / 1e12:6.1f} Top/s in products")
+    if step is not None:
+        read = shape.read_bytes() + batch * (context + tokens / 2) * shape.token_bytes()
+        rates = f"{batch / step:8.0f} tok/s, {1000 * step:7.3f} ms a step, {read / step / 1e9:6.0f} GB/s read"
+        said.append(f"decode {rates}")
+    return f"batch {batch:3} context {context:5}: {'; '.join(said)}"
+
+
 def write(shape: Shape, folder: Path) -> None:
     """The model's files. A matrix is the same few million random numbers again and again: none of them is special."""
     generator = np.random.default_rng(1)
@@ -130,7 +149,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     shape = TINY if arguments.tiny else SHAPES[arguments.shape]
-    batches, contexts, steps = ((1, 2), (20, 40), 4) if arguments.tiny else ((1, 8, 64), (1024, 8192), 64)
+    batches, contexts, steps = work(arguments.tiny)
+    failed = 0
     with tempfile.TemporaryDirectory(prefix="octavo-device-") as name:
         write(shape, Path(name))
         begun = time.perf_counter()
@@ -142,13 +162,18 @@ def main() -> None:
         }
         with octavo.LLM(name, progress=False, **options) as llm:
             print(f"{arguments.shape} on {llm.facts.device}, loaded in {time.perf_counter() - begun:.1f} s")
-            print(llm.facts.memory)
+            print(llm.facts.memory, flush=True)
             for context in contexts:
                 for batch in batches:
-                    measure(llm, shape, batch, context, steps)
+                    try:
+                        print(measure(llm, shape, batch, context, steps), flush=True)
+                    except octavo.OctavoError as error:
+                        failed += 1
+                        print(f"batch {batch:3} context {context:5}: {error}", flush=True)
+    sys.exit(1 if failed else 0)
 
 
-def measure(llm: octavo.LLM, shape: Shape, batch: int, context: int, steps: int) -> None:
+def measure(llm: octavo.LLM, shape: Shape, batch: int, context: int, steps: int) -> str:
     draw = random.Random(batch * context)
     prompts = [[draw.randrange(5, 500) for _ in range(context)] for _ in range(batch)]
 
@@ -161,13 +186,7 @@ def measure(llm: octavo.LLM, shape: Shape, batch: int, context: int, steps: int)
     # From here on the prompts are in the cache.
     once = min(seconds(1) for _ in range(2))
     step = (min(seconds(1 + steps) for _ in range(2)) - once) / steps
-    read = shape.read_bytes() + batch * (context + steps / 2) * shape.token_bytes()
-    print(
-        f"batch {batch:3} context {context:5}: prefill {batch * context / prefill:9.0f} tok/s, "
-        f"{2 * (shape.read_bytes() // 2) * batch * context / prefill / 1e12:6.1f} Top/s in products; decode "
-        f"{batch / step:8.0f} tok/s, {1000 * step:7.3f} ms a step, {read / step / 1e9:6.0f} GB/s read",
-        flush=True,
-    )
+    return told(shape, batch, context, prefill, step, steps)
 
 
 if __name__ == "__main__":

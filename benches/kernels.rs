@@ -212,7 +212,7 @@ struct Attention {
 const BLOCK_SIZE: usize = 16;
 const PLACE: CacheLayer = CacheLayer { group: 0, layer: 0 };
 /// Enough for 64 sequences of 8192 positions.
-const GPU_LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 1, table_entries: 64 * 512 };
+const GPU_LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 1, table_entries: 512 };
 /// Rows at a time that fill the cache.
 const CHUNK: usize = 256;
 
@@ -254,7 +254,8 @@ impl Operation for Attention {
         let Self { sequences, rows, context, heads, dtype } = self;
         let bytes = 2 * sequences * context * heads.kv * heads.head_dim * dtype.bytes();
         let seen = sequences * rows * (2 * context - rows).div_ceil(2);
-        Work::memory(bytes).f32(4 * seen * heads.query * heads.head_dim)
+        let (work, operations) = (Work::memory(bytes), 4 * seen * heads.query * heads.head_dim);
+        if *dtype == CacheDtype::Bf16 { work.bf16(operations) } else { work.f32(operations) }
     }
     fn small(&self) -> Self {
         Self { sequences: 2, rows: self.rows.min(3), context: 300, ..self.clone() }
@@ -378,7 +379,7 @@ fn limits_of(device: &cuda::Device) -> Limits {
     };
     let rate = std::env::var("OCTAVO_MATRIX_RATE").ok().and_then(|rate| rate.parse().ok()).unwrap_or(f64::INFINITY);
     let (memory_bytes, cache_bytes) = (copied(1 << 30), copied(8 << 20));
-    Limits { memory_bytes, cache_bytes, f32_operations: rate, int8_operations: rate }
+    Limits { memory_bytes, cache_bytes, f32_operations: rate, int8_operations: rate, bf16_operations: rate }
 }
 
 fn main() {

@@ -1,6 +1,6 @@
 //! What of a trace of prompts a pool finds: the engine's own, and others to hold it against. One forgets the least recently
 //! used (the floor), one what is needed last (Belady's: it knows the future, which no pool does). The bound between them is
-//! for whoever knows of a block how often it was used and how long ago, and how such blocks come back.
+//! for whoever knows of a block how often it was used and how long ago, and how such blocks come back, and nothing else of it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,47 +10,67 @@ use std::sync::Arc;
 use octavo::kv::{KvCache, KvLayout, PrefixKey};
 use octavo::request::Time;
 
-/// Requests in order; of each the blocks of its prompt. A block stands for all that comes before it, too.
-pub type Trace = Vec<Vec<u32>>;
+/// Tokens of a block.
+const BLOCK_SIZE: usize = 512;
+
+/// A request of a trace.
+#[derive(Clone)]
+pub struct Prompt {
+    /// The blocks of its prompt. A block stands for all that comes before it, too.
+    pub blocks: Vec<u32>,
+    /// Tokens of its answer.
+    pub answer: usize,
+}
+
+/// Requests in order.
+pub type Trace = Vec<Prompt>;
 
 /// A trace in Mooncake's format: lines of JSON with the hashes of blocks of 512 tokens. `None`: there is no such file.
 pub fn read(path: &Path) -> Option<Trace> {
-    Some(std::fs::read_to_string(path).ok()?.lines().map(full_blocks).collect())
+    Some(std::fs::read_to_string(path).ok()?.lines().map(prompt).collect())
 }
 
 /// A line of the trace. Its last hash is of a block that is not full, unless the length says otherwise.
-fn full_blocks(line: &str) -> Vec<u32> {
+fn prompt(line: &str) -> Prompt {
     let line: serde_json::Value = serde_json::from_str(line).expect("a line of the trace is JSON");
-    let tokens = line["input_length"].as_u64().expect("a length") as usize;
-    let hashes = line["hash_ids"].as_array().expect("a list of hashes");
-    hashes.iter().take(tokens / 512).map(|hash| hash.as_u64().expect("a hash is a number") as u32).collect()
+    let tokens = |length: &str| line[length].as_u64().expect("a length") as usize;
+    let hashes =
+        line["hash_ids"].as_array().expect("a list of hashes").iter().take(tokens("input_length") / BLOCK_SIZE);
+    let blocks = hashes.map(|hash| hash.as_u64().expect("a hash is a number") as u32).collect();
+    Prompt { blocks, answer: tokens("output_length") }
+}
+
+/// The blocks of all prompts in order.
+fn uses(trace: &Trace) -> impl Iterator<Item = u32> {
+    trace.iter().flat_map(|request| &request.blocks).copied()
 }
 
 /// Blocks of all prompts, and how many of them are different.
 pub fn sizes(trace: &Trace) -> (usize, usize) {
-    (trace.iter().map(Vec::len).sum(), trace.iter().flatten().collect::<BTreeSet<_>>().len())
+    (uses(trace).count(), uses(trace).collect::<BTreeSet<_>>().len())
 }
 
 /// One more than the largest block.
 fn end(trace: &Trace) -> usize {
-    trace.iter().flatten().max().map_or(0, |&most| most as usize + 1)
+    uses(trace).max().map_or(0, |most| most as usize + 1)
 }
 
 /// Blocks that are found when the trace is played through a real pool, one request after the other. Each also takes a block
 /// for what does not fill one, and for its answer.
 pub fn play(trace: &Trace, blocks: usize) -> usize {
-    let mut kv = KvCache::new(blocks, KvLayout::new(1));
+    let mut kv = KvCache::new(blocks, KvLayout::new(BLOCK_SIZE));
     let names: Vec<PrefixKey> = (0..end(trace)).map(|block| PrefixKey::root("").then([block as u32])).collect();
     let mut hits = 0;
-    for (i, request) in trace.iter().enumerate() {
+    for (i, Prompt { blocks: request, answer }) in trace.iter().enumerate() {
         let (now, name) = (Time(i as u64), |index: usize| names[request[index] as usize]);
         let found = kv.find_prefix(request.len(), name);
         hits += found.len;
         let mut table = kv.table();
         kv.share(&mut table, &found, now);
-        assert!(kv.grow(&mut table, request.len() + 1, now), "the largest request fits");
+        assert!(kv.grow(&mut table, request.len() * BLOCK_SIZE + 1, now), "the largest request fits");
         (found.len..request.len())
             .for_each(|index| kv.publish(&table, index, name(index), || (name(index), Arc::default())));
+        kv.mark(&table, request.len() * BLOCK_SIZE, *answer);
         kv.release(&mut table, now);
     }
     kv.check([].into_iter(), [].into_iter());
@@ -63,7 +83,7 @@ fn play_ranked(trace: &Trace, blocks: usize, mut rank: impl FnMut(usize, u32) ->
     let mut ranked = BTreeSet::new();
     let mut place = vec![None; end(trace)];
     let mut hits = 0;
-    for (i, request) in trace.iter().enumerate() {
+    for (i, Prompt { blocks: request, .. }) in trace.iter().enumerate() {
         hits += request.iter().take_while(|&&block| place[block as usize].is_some()).count();
         request.iter().filter_map(|&block| place[block as usize].take()).for_each(|known| _ = ranked.remove(&known));
         while ranked.len() + request.len() + 1 > blocks {
@@ -86,7 +106,7 @@ pub fn least_recently_used(trace: &Trace, blocks: usize) -> usize {
 pub fn belady(trace: &Trace, blocks: usize) -> usize {
     let mut uses = vec![Vec::new(); end(trace)];
     for (i, request) in trace.iter().enumerate().rev() {
-        request.iter().for_each(|&block| uses[block as usize].push(i));
+        request.blocks.iter().for_each(|&block| uses[block as usize].push(i));
     }
     play_ranked(trace, blocks, |_, block| {
         uses[block as usize].pop();
@@ -110,7 +130,7 @@ struct Pauses {
 pub fn bound(trace: &Trace, blocks: usize) -> f64 {
     let (mut clock, mut known) = (0u64, BTreeMap::<u32, (usize, u64)>::new());
     let mut pauses: [Pauses; MOST_USES] = Default::default();
-    for &block in trace.iter().flatten() {
+    for block in uses(trace) {
         clock += 1;
         let (uses, last) = known.entry(block).or_insert((0, 0));
         if *uses > 0 {

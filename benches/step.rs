@@ -1,6 +1,7 @@
 //! What the host does in a step of decoding on a device, all of it: plan, upload, repeat the recorded launches, take the
 //! tokens, commit. The device is one that does nothing, so its own time is not in it. Floor: the batch's arrays are touched
-//! once. Contexts begin at the length that the line says and grow by a token a step.
+//! once. Contexts begin at the length that the line says, so that some sequences begin a block in every step, and grow by a
+//! token a step. Each line says what went up to the device, on average.
 
 mod support;
 
@@ -50,7 +51,7 @@ impl World {
             rows: config.max_num_batched_tokens,
             segments: sequences,
             groups: 1,
-            table_entries: config.blocks,
+            table_entries: longest.div_ceil(BLOCK_SIZE),
         };
         let (device, null) = cuda::Device::null();
         let mut backend = CudaBackend::open(device, limits).expect("a device");
@@ -72,7 +73,7 @@ impl World {
     fn submit(&mut self) {
         let request = Request {
             id: RequestId(self.submitted),
-            prompt: (0..self.context as u32).map(|i| i % 50).collect(),
+            prompt: (0..(self.context + self.submitted as usize % BLOCK_SIZE) as u32).map(|i| i % 50).collect(),
             params: self.params.clone(),
             wanted: Wanted::Tokens,
             seed: self.submitted,
@@ -113,19 +114,22 @@ fn main() {
             let context = bench.size(context, 20);
             let longest = bench.size((1 << 20) / sequences.max(8), 200);
             let mut world = World::new(sequences, context, longest, params.clone());
-            check(&mut world, sequences as u64);
-            let shape = format!("batch {sequences}, context {context}");
+            let uploaded = check(&mut world, sequences as u64);
+            let shape = format!("batch {sequences}, context {context}, up {uploaded}");
             let table_bytes = context / BLOCK_SIZE * size_of::<u32>();
             bench.line(name, &shape, Work::cache(sequences * table_bytes), || world.step());
         }
     }
 }
 
-/// A token for everybody in every step, and few calls.
-fn check(world: &mut World, sequences: u64) {
+/// A token for everybody in every step, and few calls. Says how many uploads there were in a step, and of how many bytes.
+fn check(world: &mut World, sequences: u64) -> String {
     let (before, calls) = (world.scheduler.stats(), world.device.calls());
     (0..BLOCK_SIZE).for_each(|_| world.step());
     assert_eq!(world.scheduler.stats().tokens_generated - before.tokens_generated, BLOCK_SIZE as u64 * sequences);
-    let Calls { replays, taken, .. } = world.device.calls();
+    let Calls { replays, taken, uploads, uploaded_bytes, .. } = world.device.calls();
     assert_eq!((replays - calls.replays, taken - calls.taken), (BLOCK_SIZE as u64, 0), "graphs, and nothing taken");
+    let of_step = |before: u64, after: u64| (after - before) as f64 / BLOCK_SIZE as f64;
+    let (bytes, times) = (of_step(calls.uploaded_bytes, uploaded_bytes), of_step(calls.uploads, uploads));
+    format!("{bytes:.0} B in {times:.1}")
 }

@@ -2,7 +2,7 @@
 //! are measured in the same run, so a busy or throttled machine shows in both.
 //!
 //! `cargo bench` times. Run by `cargo test` (no `--bench` among the arguments) every line runs once, untimed, at a tiny
-//! size, so that no bench rots. Other arguments choose lines: those that contain one of them.
+//! size, so that no bench rots. Other arguments choose benches, and lines of others: those that contain one of them.
 #![allow(dead_code)] // every bench uses its part
 
 use std::hint::black_box;
@@ -26,6 +26,7 @@ pub struct Work {
     cache_bytes: usize,
     f32_operations: usize,
     int8_operations: usize,
+    bf16_operations: usize,
 }
 
 impl Work {
@@ -45,11 +46,21 @@ impl Work {
     pub fn int8(self, operations: usize) -> Self {
         Self { int8_operations: operations, ..self }
     }
+    /// Does operations on pairs of bfloat16 too.
+    pub fn bf16(self, operations: usize) -> Self {
+        Self { bf16_operations: operations, ..self }
+    }
+
+    /// All operations.
+    fn operations(&self) -> usize {
+        self.f32_operations + self.int8_operations + self.bf16_operations
+    }
 
     /// The seconds that it takes at least, and what takes them.
     fn floor(&self, limits: &Limits) -> (f64, &'static str) {
-        let arithmetic =
-            self.f32_operations as f64 / limits.f32_operations + self.int8_operations as f64 / limits.int8_operations;
+        let arithmetic = self.f32_operations as f64 / limits.f32_operations
+            + self.int8_operations as f64 / limits.int8_operations
+            + self.bf16_operations as f64 / limits.bf16_operations;
         let floors = [
             (self.memory_bytes as f64 / limits.memory_bytes, "memory"),
             (self.cache_bytes as f64 / limits.cache_bytes, "cache"),
@@ -71,7 +82,11 @@ impl Bench {
     /// them and the table's head.
     pub fn start(title: &str, threads: Option<usize>) -> Self {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let chosen = arguments.iter().filter(|argument| !argument.starts_with('-')).cloned().collect();
+        let mut chosen: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).cloned().collect();
+        // `cargo bench schedule`: a bench that is named is run whole.
+        if chosen.iter().any(|chosen| title.contains(chosen.as_str())) {
+            chosen.clear();
+        }
         if !arguments.iter().any(|argument| argument == "--bench") {
             return Self { limits: None, chosen };
         }
@@ -83,13 +98,14 @@ impl Bench {
 
     /// A timed run, held against `limits`. Prints them and the table's head.
     pub fn within(title: &str, limits: Limits, chosen: Vec<String>) -> Self {
-        let Limits { memory_bytes, cache_bytes, f32_operations, int8_operations } = limits;
+        let Limits { memory_bytes, cache_bytes, f32_operations, int8_operations, bf16_operations } = limits;
         println!(
-            "\n{title}. Limits: memory {}, cache {}, f32 {}, int8 {}",
+            "\n{title}. Limits: memory {}, cache {}, f32 {}, int8 {}, bf16 {}",
             rate(memory_bytes, "B/s"),
             rate(cache_bytes, "B/s"),
             rate(f32_operations, "op/s"),
             rate(int8_operations, "op/s"),
+            rate(bf16_operations, "op/s"),
         );
         let (time, bytes, operations, share) = ("time", "bytes", "operations", "share of the limit");
         println!("{:<36}{:<36}{time:>11}{bytes:>14}{operations:>14}  {share}", "", "");
@@ -135,7 +151,7 @@ impl Bench {
             "{name:<36}{shape:<36}{:>11}{:>14}{:>14}  {:.3}% of {by}",
             time(seconds),
             per_second(work.memory_bytes + work.cache_bytes, "B/s"),
-            per_second(work.f32_operations + work.int8_operations, "op/s"),
+            per_second(work.operations(), "op/s"),
             100.0 * floor / seconds,
         );
     }

@@ -17,8 +17,9 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let kernels = sources();
-    let images = nvcc().map_or_else(Vec::new, |nvcc| compile_images(&nvcc, &kernels, &out));
-    write_images(&images, &out);
+    let nvcc = nvcc();
+    let images = nvcc.as_ref().map_or_else(Vec::new, |nvcc| compile_images(nvcc, &kernels, &out));
+    write_images(&images, nvcc.as_deref().and_then(version), &out);
     if env::var_os("CARGO_FEATURE_CUDA_SHIM").is_some() {
         compile_shim(&kernels, &out);
     }
@@ -54,11 +55,21 @@ fn compile_images(nvcc: &Path, kernels: &[PathBuf], out: &Path) -> Vec<PathBuf> 
     kernels.iter().map(image).collect()
 }
 
-/// `IMAGES`: a name and the bytes of every image.
-fn write_images(images: &[PathBuf], out: &Path) {
+/// The version of CUDA that an nvcc is of: `… release 13.0, V13.0.88` is (13, 0).
+fn version(nvcc: &Path) -> Option<(u32, u32)> {
+    let output = Command::new(nvcc).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (major, minor) = text.split("release ").nth(1)?.split(',').next()?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// `IMAGES`: a name and the bytes of every image. `TOOLKIT`: what compiled them.
+fn write_images(images: &[PathBuf], toolkit: Option<(u32, u32)>, out: &Path) {
     let entry = |image: &PathBuf| format!("({:?}, &Aligned(*include_bytes!({image:?})).0),\n", stem(image));
     let entries: String = images.iter().map(entry).collect();
-    let text = format!("pub(super) static IMAGES: &[(&str, &[u8])] = &[\n{entries}];\n");
+    let text = format!(
+        "pub(super) static IMAGES: &[(&str, &[u8])] = &[\n{entries}];\nconst TOOLKIT: Option<(u32, u32)> = {toolkit:?};\n"
+    );
     fs::write(out.join("images.rs"), text).expect("OUT_DIR can be written to");
 }
 

@@ -11,6 +11,7 @@ use octavo::model::decoder::LOGIT_ROWS;
 use octavo::model::{Decoder, LayerGroups, Model, Weights, weights};
 use octavo::request::SamplingParams;
 use octavo::sample::TokenHistory;
+use octavo_kernels::cuda::driver::PAGE_BYTES;
 use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::{Backend, BackendError, CacheDtype, Segment, StepInput, StepLimits};
 
@@ -102,7 +103,9 @@ fn what_is_sized_at_load_is_what_is_taken() {
             block_size: BLOCK_SIZE,
             kv_cache_dtype: dtype,
             kv_cache_bytes: Some((BLOCKS * block_bytes) as u64),
-            device_bytes: Some(device_bytes(&spec, (rows, seqs), (BLOCK_SIZE, dtype), LONGEST).unwrap()),
+            device_bytes: Some(&|rows, seqs, longest| {
+                device_bytes(&spec, (rows, seqs), (BLOCK_SIZE, dtype), longest).unwrap()
+            }),
         };
         let plan = MemoryPlan::new(&spec, &request).unwrap();
         let load = |memory_bytes: u64| {
@@ -117,7 +120,7 @@ fn what_is_sized_at_load_is_what_is_taken() {
         let planned = plan.total_bytes() - plan.reserved_bytes;
         let (decoder, device) = load(planned).unwrap();
         let left = device.driver().free_bytes().unwrap();
-        assert!(left < planned / 20, "{name}: {left} of {planned} bytes were not taken");
+        assert!(left < planned / 20 + PAGE_BYTES, "{name}: {left} of {planned} bytes were not taken");
         let prompts: Vec<&[u32]> = model.expected.prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
         let mut executor = LocalExecutor::new(decoder);
         let outcomes = runner::run(&mut executor, &prompts, 24, 61);

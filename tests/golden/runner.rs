@@ -12,7 +12,7 @@ use octavo::request::{RequestId, SamplingParams};
 use octavo_kernels::{Backend, CacheDtype, Segment, StepLimits};
 
 pub const BLOCK_SIZE: usize = 16;
-pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, groups: 1, table_entries: 1024 };
+pub const LIMITS: StepLimits = StepLimits { rows: 640, segments: 8, groups: 1, table_entries: 128 };
 pub const BLOCKS: usize = 512;
 
 /// Loads a model onto a backend.

@@ -10,7 +10,7 @@ use octavo_kernels::{
 };
 
 /// Enough for every case here.
-pub const LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 2, table_entries: 4096 };
+pub const LIMITS: StepLimits = StepLimits { rows: 4096, segments: 64, groups: 2, table_entries: 256 };
 
 /// A case: inputs that it makes itself, from its fields alone, run on any backend.
 pub trait Case {
@@ -45,13 +45,16 @@ pub fn cpu(isa: Isa, threads: usize) -> CpuBackend {
 
 /// The CUDA backend, on the CPU and on the first GPU if there is one. What only one of them does is wrong.
 pub fn cuda_backends() -> Vec<CudaBackend> {
-    let shim = cuda::Device::shim().unwrap();
-    let gpu = cuda::Device::gpu(0);
-    static SAID: Once = Once::new();
-    if let Err(why) = &gpu {
-        SAID.call_once(|| eprintln!("skipped: kernels on a GPU ({why})"));
+    // Loading the kernels takes a GPU longer than most cases do, so once for each test, which is a thread.
+    thread_local! {
+        static GPU: Option<cuda::Device> = {
+            static SAID: Once = Once::new();
+            let gpu = cuda::Device::gpu(0);
+            gpu.inspect_err(|why| SAID.call_once(|| eprintln!("skipped: kernels on a GPU ({why})"))).ok()
+        };
     }
-    [Some(shim), gpu.ok()].into_iter().flatten().map(|device| CudaBackend::open(device, LIMITS).unwrap()).collect()
+    let (shim, gpu) = (cuda::Device::shim().unwrap(), GPU.with(|gpu| gpu.as_ref().map(cuda::Device::afresh)));
+    [Some(shim), gpu].into_iter().flatten().map(|device| CudaBackend::open(device, LIMITS).unwrap()).collect()
 }
 
 pub fn reference(activations: Activations) -> ReferenceBackend {

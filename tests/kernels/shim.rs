@@ -55,14 +55,38 @@ fn barriers_and_warps_that_not_all_reach_are_errors() {
 }
 
 #[test]
-fn a_missing_barrier_shows() {
-    let device = Device::shim().unwrap();
-    for (waits, right) in [(1, true), (0, false), (1, true), (0, false)] {
+fn a_missing_barrier_is_an_error_in_every_order_of_threads() {
+    // What 64 floats become, or the error, in the launches of one device: its threads run in another order each time.
+    let launches = |kernel: &str, threads: usize, how: usize| {
+        let device = Device::shim().unwrap();
+        let first: Vec<_> = (0..6).map(|_| output(&device)).collect();
+        for out in &first {
+            device.launch(kernel, [1], threads).pointer(out.at()).int(how).go();
+        }
+        device.failure().map_or_else(|| Ok(first.iter().map(|out| floats(&device, out)).collect::<Vec<_>>()), Err)
+    };
+    let nth = |kernel: &str, threads: usize, how: usize, number: usize| {
+        let device = Device::shim().unwrap();
         let out = output(&device);
-        device.launch("check_neighbour", [1], 64).pointer(out.at()).int(waits).go();
-        let wanted: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
-        assert_eq!(device.failure(), None);
-        assert_eq!(floats(&device, &out) == wanted, right, "waits: {waits}");
+        (0..number).for_each(|_| device.launch("check_votes", [1], 32).pointer(out.at()).go());
+        device.launch(kernel, [1], threads).pointer(out.at()).int(how).go();
+        Err(device.failure().unwrap_or_default())
+    };
+    for out in launches("check_neighbour", 64, 3).unwrap() {
+        assert_eq!(out, (0..64).map(|i| ((i + 1) % 64) as f32).collect::<Vec<_>>());
+    }
+    for out in launches("check_lanes", 32, 1).unwrap() {
+        assert_eq!(out[..32], (0..32).map(|i| (i ^ 1) as f32).collect::<Vec<_>>());
+    }
+    for out in launches("check_count", 64, 1).unwrap() {
+        assert!(out.iter().all(|count| count.to_bits() == 64), "{out:?}");
+    }
+    for number in 0..6 {
+        for waits in 0..3 {
+            assert_says(nth("check_neighbour", 64, waits, number), &["a race", "thread", "no barrier"]);
+        }
+        assert_says(nth("check_lanes", 32, 0, number), &["a race", "thread", "no barrier"]);
+        assert_says(nth("check_count", 64, 0, number), &["a race", "atomic"]);
     }
 }
 
@@ -70,16 +94,15 @@ fn a_missing_barrier_shows() {
 fn copies_take_place_when_they_are_waited_for() {
     let device = Device::shim().unwrap();
     let x = device.take_with("a test", &numbers(64)).unwrap();
-    let copied = |kernel: &str| {
-        let out = output(&device);
-        device.launch(kernel, [1], 32).pointer(out.at()).pointer(x.at()).go();
-        assert_eq!(device.failure(), None);
-        floats(&device, &out)
-    };
-    let wanted: Vec<f32> = (0..64).map(|i| i as f32).collect();
-    assert_eq!(copied("check_copies"), wanted);
-    let half = copied("check_half_of_copies");
-    assert!(half[..32] == wanted[..32] && half[32..].iter().all(|x| x.is_nan()), "{half:?}");
+    let out = output(&device);
+    device.launch("check_copies", [1], 32).pointer(out.at()).pointer(x.at()).go();
+    assert_eq!(device.failure(), None);
+    assert_eq!(floats(&device, &out), (0..64).map(|i| i as f32).collect::<Vec<_>>());
+    device.launch("check_half_of_copies", [1], 32).pointer(out.at()).pointer(x.at()).go();
+    let said = device.failure().unwrap();
+    assert!(said.contains("a race: it reads") && said.contains("an asynchronous copy writes"), "{said}");
+    let device = Device::shim().unwrap();
+    let x = device.take_with("a test", &numbers(64)).unwrap();
     device.launch("check_forgotten_copies", [1], 32).pointer(x.at()).go();
     assert!(device.failure().unwrap().contains("nobody waited"));
 }
@@ -100,6 +123,15 @@ fn launches_that_do_not_fit_the_kernel_are_errors() {
     };
     assert_says(refused(&|device, memory| launch(device, memory, 33)), &["whole warps"]);
     assert_says(refused(&|device, memory| launch(device, memory, 96)), &["up to 64"]);
+    // What every GPU has; some have more.
+    let with = |device: &Device, memory: &Memory, grid: [usize; 3], shared: usize| {
+        device.launch("check_outside", grid, 64).shared(shared).pointer(memory.at()).go();
+    };
+    assert_says(refused(&|device, memory| with(device, memory, [1, 65_536, 1], 0)), &["65535"]);
+    assert_says(
+        refused(&|device, memory| with(device, memory, [1, 1, 1], 100 << 10)),
+        &["102400 bytes of shared memory"],
+    );
     assert_says(
         refused(&|device, _| device.launch("check_outside", [1], 64).int(1).go()),
         &["a pointer", "an integer"],
@@ -169,6 +201,7 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     let device = Device::shim().unwrap();
     let (driver, out) = (device.driver(), output(&device));
     let host = driver.take_host("a test", 8).unwrap();
+    device.launch("check_votes", [1], 32).pointer(out.at()).go();
     driver.fill(out.at(), 0, out.bytes()).unwrap();
     driver.begin_recording().unwrap();
     device.launch("check_votes", [1], 32).pointer(out.at()).go();
@@ -176,7 +209,7 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     assert!(driver.upload(out.at(), &[0; 4]).unwrap_err().to_string().contains("while a graph is recorded"));
     assert!(driver.take("a test", 4).is_err() && driver.take_host("a test", 4).is_err());
     assert!(driver.download_later(host, 0, out.at(), 4).unwrap_err().to_string().contains("while a graph is recorded"));
-    assert!(driver.read_host(&mut [0; 4], host).is_err());
+    assert!(driver.read_host(&mut [0; 4], host).is_err() && driver.synchronize().is_err());
     let graph = driver.end_recording().unwrap();
     assert!(floats(&device, &out).iter().all(|&x| x == 0.0), "recording runs nothing");
     for _ in 0..2 {
@@ -187,6 +220,21 @@ fn graphs_are_recorded_and_run_as_often_as_wanted() {
     }
     driver.drop_graph(graph);
     assert!(driver.replay(graph).is_err());
+}
+
+/// A driver loads a kernel when it is first launched, and frees memory when nothing uses it: neither goes with recording.
+#[test]
+fn what_would_spoil_a_graph_is_an_error() {
+    let device = Device::shim().unwrap();
+    let out = output(&device);
+    let recorded = device.record(|| device.launch("check_votes", [1], 32).pointer(out.at()).go());
+    assert_eq!(recorded, None);
+    let said = device.failure().unwrap();
+    assert!(said.contains("check_votes") && said.contains("first time"), "{said}");
+    let device = Device::shim().unwrap();
+    let out = output(&device);
+    assert_eq!(device.record(|| drop(out)), None);
+    assert!(device.failure().unwrap().contains("given back while a graph is recorded"));
 }
 
 #[test]

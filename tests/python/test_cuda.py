@@ -64,7 +64,7 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason(tiny_path: str) ->
     with pytest.raises(octavo.DeviceError) as refused:
         octavo.LLM(tiny_path, device="cuda", progress=False)
     said = str(refused.value)
-    assert "libcuda.so.1" in said or "nvcc" in said or "driver knows 0" in said
+    assert "libcuda.so.1" in said or "nvcc" in said or "CUDA_ERROR" in said or "driver knows 0" in said
     with pytest.raises(octavo.DeviceError, match=r'"gpu".*"cuda"'):
         octavo.LLM(tiny_path, device="gpu")
 
@@ -130,8 +130,43 @@ def test_an_answer_of_the_cuda_backend_does_not_depend_on_its_neighbours(
         assert [result.token_ids for result in with_logprobs] == [result.token_ids for result in together]
 
 
+def test_a_device_that_is_too_small_says_what_would_fit(tiny_path: str, cuda_device: str) -> None:
+    if cuda_device != "cuda-shim":
+        pytest.skip("only of the pretended device it is known how small it is")
+    asked = {"max_num_batched_tokens": 1 << 15, "max_num_seqs": 1 << 12, "kv_cache_bytes": 1 << 30}
+    with pytest.raises(octavo.OutOfMemoryError, match=r"kv_cache_bytes=[0-9]+ would fit$") as refused:
+        octavo.LLM(tiny_path, device=cuda_device, progress=False, **asked)
+    fits = int(str(refused.value).rpartition("kv_cache_bytes=")[2].split()[0])
+    with pytest.raises(octavo.OutOfMemoryError):
+        octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | {"kv_cache_bytes": fits + 1}))
+    with octavo.LLM(tiny_path, device=cuda_device, progress=False, **(asked | {"kv_cache_bytes": fits})) as llm:
+        assert llm.generate([5, 6, 7], octavo.SamplingParams(max_tokens=2, ignore_eos=True)).token_ids
+
+
 def test_the_bench_for_devices_runs(cuda_device: str) -> None:
     bench = [sys.executable, ROOT / "benches" / "device.py", "qwen3-8b", "--tiny", "--device", cuda_device]
     done = subprocess.run(bench, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ms a step") == 4
+
+
+def test_the_script_for_devices_goes_on_and_says_what_it_left_out(tmp_path: Path, cuda_device: str) -> None:
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "DEVICE": cuda_device}
+    script = ["bash", ROOT / "benches" / "device.sh"]
+
+    def run(*parts: str, limit: int = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*script, *parts], env=environment | {"LIMIT": str(limit)}, capture_output=True, text=True, check=False
+        )
+
+    assert "pack" in run("--help").stdout
+    assert run("everything").returncode == 2
+    if cuda_device != "cuda-shim":
+        pytest.skip("tried in full where it takes no time")
+    models = run("models")
+    assert models.returncode == 0, models.stdout
+    assert (tmp_path / "models.txt").read_text().count("ms a step") == 3 * 4
+    # No time for anything: all of it is told.
+    late = run("models", "peers", limit=4)
+    assert late.returncode == 1
+    assert late.stdout.count("LEFT OUT") == 6

@@ -14,7 +14,7 @@ use crate::{any_params, dice, draw};
 
 const ROWS: usize = 24;
 const AT_ONCE: usize = 16;
-const LIMITS: StepLimits = StepLimits { rows: ROWS, segments: ROWS, groups: 1, table_entries: ROWS };
+const LIMITS: StepLimits = StepLimits { rows: ROWS, segments: ROWS, groups: 1, table_entries: 1 };
 
 fn backends() -> Vec<CudaBackend> {
     let gpu = cuda::Device::gpu(0);

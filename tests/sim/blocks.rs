@@ -1,9 +1,10 @@
 //! The KV cache's books against plain lists: a list of what is remembered, searched from the front, and a list of idle
-//! blocks in the order in which they were given back, each with how often it was used and when last.
+//! blocks in the order in which they were given back, each with how it was used. What a wait is worth says the same
+//! [`Habit`], told of the same events, as of one block at a time.
 
 use std::sync::Arc;
 
-use octavo::kv::{BlockId, BlockTable, Found, KvCache, KvLayout, PrefixChain};
+use octavo::kv::{BlockId, BlockTable, Found, Habit, KvCache, KvLayout, Mark, Past, PrefixChain};
 use octavo::request::Time;
 
 use crate::world::Coins;
@@ -22,18 +23,18 @@ struct Holder {
 type Name = (usize, usize, Vec<u32>);
 
 /// The obvious version.
-#[derive(Default)]
 struct Model {
     owners: Vec<usize>,
     /// The first with a name keeps it.
     remembered: Vec<(Name, BlockId)>,
     /// Least recently used first.
     idle: Vec<BlockId>,
-    /// Of every block how often what is in it was used, and when last; of names that were forgotten how often.
-    uses: Vec<(u32, u64)>,
-    forgotten: Vec<(Name, u32)>,
+    /// Of every block how what is in it was used, and of names that were forgotten.
+    pasts: Vec<Past>,
+    forgotten: Vec<(Name, Past)>,
     /// Blocks taken and shared.
     clock: u64,
+    habit: Habit,
 }
 
 impl Model {
@@ -44,35 +45,62 @@ impl Model {
         let used = |id: &usize| self.owners[*id] > 0 || self.is_remembered(BlockId(*id as u32));
         (0..self.owners.len()).filter(|id| !used(id)).count()
     }
-    fn take(&mut self, block: BlockId, worth: u64) {
+    fn tick(&mut self) {
+        self.clock += 1;
+        self.habit.tick(self.clock);
+    }
+    fn take(&mut self, block: BlockId) {
         assert_eq!(self.owners[block.0 as usize], 0, "{block:?} has an owner");
         if self.is_remembered(block) {
             assert_eq!(self.free(), 0, "evicts although blocks are free");
-            let turn = |&&idle: &&BlockId| {
-                let (uses, touched) = self.uses[idle.0 as usize];
-                (touched + worth * u64::from(uses.ilog2()), uses.ilog2())
-            };
-            assert_eq!(self.idle.iter().min_by_key(turn), Some(&block), "it was another one's turn");
+            let Self { idle, habit, pasts, .. } = self;
+            // Whose wait is worth least; of equals the oldest cohort's, of these the least used, and the first that waited.
+            let turns = idle.iter().map(|&idle| {
+                let past = pasts[idle.0 as usize];
+                let (worth, began) = habit.worth(past);
+                ((worth, began, past.class()), idle)
+            });
+            let first = turns.reduce(|first, next| if next.0 < first.0 { next } else { first });
+            assert_eq!(first.map(|(_, idle)| idle), Some(block), "it was another one's turn");
             self.idle.retain(|&idle| idle != block);
-            let uses = self.uses[block.0 as usize].0;
+            let past = self.pasts[block.0 as usize];
             let named = self.remembered.extract_if(.., |known| known.1 == block);
-            self.forgotten.extend(named.map(|(name, _)| (name, uses)));
+            self.forgotten.extend(named.map(|(name, _)| (name, past)));
         }
-        self.clock += 1;
+        self.tick();
         self.owners[block.0 as usize] = 1;
-        self.uses[block.0 as usize] = (0, self.clock);
+        self.pasts[block.0 as usize] = Past { touched: self.clock, ..Past::default() };
     }
     fn share(&mut self, block: BlockId) {
-        self.idle.retain(|&idle| idle != block);
+        self.tick();
+        let past = &mut self.pasts[block.0 as usize];
+        if self.idle.extract_if(.., |&mut idle| idle == block).count() > 0 {
+            self.habit.wake(*past, self.clock);
+        }
+        (past.uses, past.touched) = (past.uses + 1, self.clock);
         self.owners[block.0 as usize] += 1;
-        self.clock += 1;
-        self.uses[block.0 as usize] = (self.uses[block.0 as usize].0 + 1, self.clock);
     }
     fn remember(&mut self, name: Name, block: BlockId) {
-        let before = self.forgotten.iter().position(|forgotten| forgotten.0 == name);
-        let before = before.map_or(0, |index| self.forgotten.remove(index).1);
-        self.uses[block.0 as usize].0 = before + 1;
+        let past = &mut self.pasts[block.0 as usize];
+        past.uses = 1;
+        if let Some(index) = self.forgotten.iter().position(|forgotten| forgotten.0 == name) {
+            let before = self.forgotten.remove(index).1;
+            (past.uses, past.mark) = (before.uses + 1, before.mark);
+            self.habit.wake(before, self.clock);
+        }
         self.remembered.push((name, block));
+    }
+    fn mark(&mut self, table: &BlockTable, layout: &KvLayout, prompt: usize, answer: usize) {
+        let held = |group: usize| table.blocks(group).iter().filter(|&&block| block != BlockId::NONE);
+        let pasts: Vec<Past> = held(0).map(|block| self.pasts[block.0 as usize]).collect();
+        let new = pasts.iter().filter(|past| past.uses == 1).count() * layout.block_size;
+        let known: Vec<&Past> = pasts.iter().filter(|past| past.uses > 1).collect();
+        let mark = Mark::new(known.last().is_some_and(|past| past.mark.is_end), new, answer);
+        for (index, &block) in (0..layout.groups()).flat_map(|group| table.blocks(group).iter().enumerate()) {
+            if block != BlockId::NONE {
+                self.pasts[block.0 as usize].mark = mark.at_end(index + 2 >= prompt / layout.block_size);
+            }
+        }
     }
     fn named(&self, salt: usize, group: usize, prefix: &[u32]) -> Option<BlockId> {
         let is_it = |known: &&(Name, BlockId)| known.0 == (salt, group, prefix.to_vec());
@@ -96,7 +124,8 @@ impl Model {
         self.owners[block.0 as usize] -= 1;
         if self.owners[block.0 as usize] == 0 && self.is_remembered(block) {
             self.idle.push(block);
-            self.uses[block.0 as usize].1 = self.clock;
+            self.pasts[block.0 as usize].touched = self.clock;
+            self.habit.rest(self.pasts[block.0 as usize].class());
         }
     }
 }
@@ -120,7 +149,15 @@ fn play(seed: u64) -> (usize, usize) {
     let layout = KvLayout { block_size: coins.within(1, 3), windows };
     let blocks = coins.within(1, 24) * layout.groups();
     let mut kv = KvCache::new(blocks, layout.clone());
-    let mut model = Model { owners: vec![0; blocks], uses: vec![(0, 0); blocks], ..Default::default() };
+    let mut model = Model {
+        owners: vec![0; blocks],
+        remembered: Vec::new(),
+        idle: Vec::new(),
+        pasts: vec![Past::default(); blocks],
+        forgotten: Vec::new(),
+        clock: 0,
+        habit: Habit::new(blocks),
+    };
     let mut holders: Vec<Holder> = Vec::new();
     let (mut now, mut rents, mut owned_ns) = (0, 0, 0);
     let (mut evictions, mut hits) = (0, 0);
@@ -146,13 +183,12 @@ fn play(seed: u64) -> (usize, usize) {
                 let before = holder.table.len();
                 let needed = layout.entries(holder.tokens.len()).saturating_sub(before) * layout.groups();
                 let available = model.free() + model.idle.len();
-                let worth = kv.pool().habit().worth_of_doubling();
                 assert_eq!(kv.grow(&mut holder.table, holder.tokens.len(), Time(now)), needed <= available);
                 for entry in before..holder.table.len() {
                     for group in (0..layout.groups()).rev() {
                         let block = holder.table.blocks(group)[entry];
                         evictions += usize::from(model.is_remembered(block));
-                        model.take(block, worth);
+                        model.take(block);
                     }
                 }
                 let grown = holder.table.len() - before;
@@ -172,6 +208,11 @@ fn play(seed: u64) -> (usize, usize) {
                 let table = &holder.table;
                 let entries = (0..table.len()).rev().flat_map(|i| (0..layout.groups()).rev().map(move |g| (g, i)));
                 let given: Vec<_> = entries.map(|(group, index)| table.blocks(group)[index]).collect();
+                if coins.one_in(2) {
+                    let (prompt, answer) = (coins.within(0, holder.tokens.len()), coins.within(0, 100));
+                    kv.mark(table, prompt, answer);
+                    model.mark(table, &layout, prompt, answer);
+                }
                 holder.rent += kv.release(&mut holder.table, Time(now));
                 rents += holder.rent;
                 given.into_iter().filter(|&block| block != BlockId::NONE).for_each(|block| model.give_back(block));

@@ -57,25 +57,30 @@ __device__ __forceinline__ Seen seen_from(int position, int window) {
     return {window > 0 ? max(position + 1 - window, 0) : 0, position + 1};
 }
 
-// A layer of the cache, and one sequence's way through it.
-template <class T> struct Pages {
-    global<const u8> layer;
+// One KV head of a layer of the cache, and one sequence's way through it. Sizes are of bytes.
+struct Pages {
+    global<const u8> keys; // of block 0
     global<const u32> table;
-    int kv_head, kv_heads, head_dim, block_size;
+    u32 block_size, row_bytes, to_values; // positions; of a key; from a key to its value
+
     __device__ __forceinline__ static bool has(int position, Seen any) {
         return position + 16 > any.first && position < any.end;
     }
     // The keys of `position`, a multiple of 16, and after it: a run of 16 is within one block. Where nothing is to be seen
     // there may be no block: any will do.
     __device__ __forceinline__ global<const u8> at(int position, Seen any) const {
-        if (!has(position, any)) return layer;
-        int block = position / block_size;
-        return layer + sizeof(T) * cache_at(table[block], false, kv_head, position - block * block_size, kv_heads,
-                                            block_size, head_dim);
+        if (!has(position, any)) return keys;
+        u32 block = u32(position) / block_size;
+        return keys + (size_t(table[block]) * (2 * to_values) + (position - block * block_size) * row_bytes);
     }
-    // From a key to its value.
-    __device__ __forceinline__ int to_values() const { return kv_heads * block_size * head_dim * int(sizeof(T)); }
 };
+template <class T>
+__device__ __forceinline__ Pages pages_of(global<const u8> layer, global<const u32> table, int kv_head, int kv_heads,
+                                          int head_dim, int block_size) {
+    u32 row_bytes = head_dim * sizeof(T), to_values = kv_heads * block_size * row_bytes;
+    global<const u8> keys = layer + sizeof(T) * cache_at(0, false, kv_head, 0, kv_heads, block_size, head_dim);
+    return {keys, table, u32(block_size), row_bytes, to_values};
+}
 
 // The warp's part of a tile: lane `l` has pairs group = l / 4 and group + 8. Sums have the layout of D: the lane has
 // components 64 c + 16 (l % 4) + 0 … 15 of both pairs, the first eight in columns 0 of fragments 8 c … 8 c + 7.
@@ -115,13 +120,13 @@ __device__ __forceinline__ void put_query(shared<uint4> queries, global<const fl
     }
 }
 
-// Adds the unit from `start` on to the tile's sums. `any`: what some row of the tile sees. `unit` reads: `key` and `value`
-// are eight components of a position, counted from `start`.
-template <class T, int CHUNKS, bool WHOLE, class U>
-__device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queries, const U &unit, int start, Seen any,
-                                         int head_dim, float scale, int window, float soft_cap) {
+// Adds the unit from `start` on to the tile's sums. `unit` reads: `key` and `value` are eight components of a position,
+// counted from `start`; zeroes after the last component. Keys that are not seen give scores that are not looked at, but
+// values of positions that no row sees are zeroes: nothing times anything may be not a number.
+template <class T, int CHUNKS, class U>
+__device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queries, const U &unit, int start, float scale,
+                                         int window, float soft_cap) {
     using F = typename Cached<T>::Factor;
-    constexpr uint4 NONE = {0, 0, 0, 0};
     int lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
 
     float scores[UNIT<CHUNKS> / 8][4] = {};
@@ -131,8 +136,7 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
         uint4 a = queries[2 * i * WARP + lane], b = queries[(2 * i + 1) * WARP + lane];
 #pragma unroll
         for (int n = 0; n < UNIT<CHUNKS> / 8; n++) {
-            // Keys that are not seen give scores that are not looked at.
-            uint4 key = WHOLE || component < head_dim ? unit.key(8 * n + group, component) : NONE;
+            uint4 key = unit.key(8 * n + group, component);
             mma_16x8x16<F>(scores[n], {a.x, b.x, a.y, b.y}, {key.x, key.y});
             mma_16x8x16<F>(scores[n], {a.z, b.z, a.w, b.w}, {key.z, key.w});
         }
@@ -169,7 +173,6 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
         merge(tile.most[half], tile.total[half], most, total, keep[half], add[half]);
     }
 
-    bool all_seen = start >= any.first && start + UNIT<CHUNKS> <= any.end;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         float sums[8][4] = {};
@@ -179,10 +182,8 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
             unsigned words[4][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int at = 16 * k + 2 * quad + i / 2 * 8 + i % 2, position = start + at;
-                uint4 value = WHOLE || component < head_dim ? unit.value(at, component) : NONE;
-                // Values that are not seen may be anything, and nothing times anything may be not a number.
-                if (!all_seen && (position < any.first || position >= any.end)) value = NONE;
+                int at = 16 * k + 2 * quad + i / 2 * 8 + i % 2;
+                uint4 value = unit.value(at, component);
                 words[i][0] = value.x, words[i][1] = value.y, words[i][2] = value.z, words[i][3] = value.w;
             }
 #pragma unroll
@@ -198,20 +199,24 @@ __device__ __forceinline__ void add_unit(Tile<CHUNKS> &tile, shared<uint4> queri
         for (int n = 0; n < 8; n++) {
             float(&before)[4] = tile.sums[8 * c + n];
 #pragma unroll
-            for (int i = 0; i < 4; i++) before[i] = before[i] * keep[i / 2] + sums[n][i] * add[i / 2];
+            for (int i = 0; i < 4; i++) before[i] = fmaf(sums[n][i], add[i / 2], before[i] * keep[i / 2]);
         }
     }
 }
 
-// Calls `put(component, fragment, column)` for every component whose sums the lane has.
-template <int CHUNKS, class Put> __device__ __forceinline__ void for_components(int head_dim, Put put) {
-    int quad = threadIdx.x % 4;
+// Calls `put(component, sums)` for every four neighbouring components that the lane has of its pair number `half`. Heads are
+// of a multiple of eight.
+template <int CHUNKS, class Put>
+__device__ __forceinline__ void for_components(const Tile<CHUNKS> &tile, int half, int head_dim, Put put) {
+    int first = 16 * (afresh(threadIdx.x) % 4);
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            int component = CHUNK * c + 16 * quad + i;
-            if (component < head_dim) put(component, 8 * c + i % 8, i / 8);
+        for (int i = 0; i < 16; i += 4) {
+            int component = CHUNK * c + first + i, column = 2 * half + i / 8;
+            const float(*four)[4] = tile.sums + 8 * c + i % 8;
+            float4 sums = {four[0][column], four[1][column], four[2][column], four[3][column]};
+            if (component < head_dim) put(component, sums);
         }
     }
 }

@@ -25,98 +25,117 @@ template <class T, int CHUNKS> struct Staged {
     }
 };
 
-// Fetches the unit from `start` on: every warp a part of a run of 16 positions, which lies in one piece. `all`: what some
-// row of the block sees.
-template <class T, int CHUNKS, bool WHOLE>
-__device__ __forceinline__ void fetch(Staged<T, CHUNKS> to, const Pages<T> &pages, int start, Seen all) {
-    constexpr int RUNS = UNIT<CHUNKS> / 16, LINES = 16 / (WARPS / (2 * RUNS));
-    constexpr int BYTES = WHOLE || sizeof(T) == 2 ? 16 : 8; // of a copy: what divides a row
-    int warp = threadIdx.x / WARP, is_value = warp % 2, run = warp / 2 % RUNS, first = warp / (2 * RUNS) * LINES;
-    int row_bytes = sizeof(T) * (WHOLE ? CHUNK * CHUNKS : pages.head_dim), copies = row_bytes / BYTES;
-    int position = start + 16 * run, line_bytes = is_value ? to.VALUE_LINE : to.KEY_LINE;
-    shared<u8> lines = to.begin + (is_value * to.VALUES + 16 * run * line_bytes);
-    bool wanted = Pages<T>::has(position, all);
-    global<const u8> from = pages.at(position, all) + is_value * pages.to_values();
-    for (int i = threadIdx.x % WARP; i < LINES * copies; i += WARP) {
-        int line = first + i / copies, byte = i % copies * BYTES;
-        copy_async<BYTES>(lines + (line * line_bytes + byte), from + line * row_bytes + byte, wanted);
-    }
-}
-
-// What a block works on: rows of one sequence from `row` on, `here` of them.
-struct Run {
-    int row, here, position;
-};
-
-// out, qkv and the rest as in `attention_decode.cu`.
+// What does not change from one run of rows to the next, apart from parameters as in `attention_decode.cu`.
 struct Task {
     global<float> out;
     global<const float> qkv;
-    int query_heads, kv_heads, head_dim, first_head, heads;
+    int query_heads, kv_heads, head_dim;
     float scale;
     int window;
     float soft_cap;
 };
 
-template <class T, int CHUNKS, bool WHOLE>
-__device__ __forceinline__ void attend(const Task &task, const Pages<T> &pages, Run run, int warp_rows) {
-    constexpr int POSITIONS = UNIT<CHUNKS>;
-    DYNAMIC_SHARED(bytes); // a warp's queries for each, then two units
-    int warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, head_dim = task.head_dim;
-    shared<uint4> queries = cast<uint4>(bytes) + warp * QUERIES<CHUNKS>;
-    shared<u8> units = bytes + 16 * WARPS * QUERIES<CHUNKS>;
-    auto stage = [&](int number) { return Staged<T, CHUNKS>{units + number % 2 * Staged<T, CHUNKS>::BYTES}; };
+// A run of rows of one sequence, as one warp has it. It lies in shared memory: registers are for sums.
+struct Run {
+    Pages pages;
+    Seen all, any;                       // what some row of the run sees, and some row of the warp
+    int row, position, rows;             // the warp's first row, its position, and how many; there may be none
+    int first_head, heads;               // of the tile
+};
 
-    // The warp's rows; there may be none.
-    int aligned = run.position / (WARPS * warp_rows) * WARPS * warp_rows + warp * warp_rows;
-    int first = max(aligned, run.position), rows = min(aligned + warp_rows, run.position + run.here) - first;
-    int row = run.row + first - run.position;
-    Tile<CHUNKS> tile;
-    auto place_of = [&](int half) { // the row from the warp's first on; of no pair: -1
-        int of_row = (group + 8 * half) / task.heads;
-        return of_row < rows ? of_row : -1;
-    };
+// Fetches the unit from `start` on, with zeroes for what nobody sees and after the last component: every warp a part of a
+// run of 16 positions, which lies in one piece.
+template <class T, int CHUNKS, bool WHOLE>
+__device__ __forceinline__ void fetch(Staged<T, CHUNKS> to, shared<const Run> run, int start) {
+    constexpr int RUNS = UNIT<CHUNKS> / 16, LINES = 16 / (WARPS / (2 * RUNS));
+    constexpr int BYTES = WHOLE || sizeof(T) == 2 ? 16 : 8; // of a copy: what divides a row
+    constexpr int COPIES = to.LINE / BYTES;
+    int thread = afresh(threadIdx.x), warp = thread / WARP, lane = thread % WARP;
+    int is_value = warp % 2, part = warp / 2 % RUNS, first = warp / (2 * RUNS) * LINES;
+    int position = start + 16 * part, line_bytes = is_value ? to.VALUE_LINE : to.KEY_LINE;
+    shared<u8> lines = to.begin + (is_value * to.VALUES + 16 * part * line_bytes);
+    Pages pages = run[0].pages;
+    Seen all = run[0].all;
+    global<const u8> from = pages.at(position, all) + is_value * pages.to_values;
+#pragma unroll
+    for (int i = 0; i < LINES * COPIES; i += WARP) {
+        int line = first + (i + lane) / COPIES;
+        u32 byte = (i + lane) % COPIES * BYTES;
+        bool seen = u32(position + line - all.first) < u32(all.end - all.first);
+        copy_async<BYTES>(lines + (line * line_bytes + byte), from + (line * pages.row_bytes + byte),
+                          seen && (WHOLE || byte < pages.row_bytes));
+    }
+}
+
+// Merges a split into the results of the warp's rows: those of the splits before lie in `out`, but for their maxima and
+// totals. `only`: there are none before; `last`: none follow.
+template <int CHUNKS>
+__device__ __forceinline__ void merge_split(const Task &task, const Tile<CHUNKS> &tile, shared<const Run> run,
+                                            shared<float2> splits, bool only, bool last) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int of_row = max(place_of(half), 0), head = task.first_head + (group + 8 * half) % task.heads;
-        tile.ends[half] = first + of_row + 1;
-        size_t at = (size_t(row + of_row) * (task.query_heads + 2 * task.kv_heads) + head) * head_dim;
-        if (rows > 0) put_query<T, CHUNKS>(queries, task.qkv + at, half, head_dim);
+        int pair = afresh(threadIdx.x) % WARP / 4 + 8 * half, row = pair / run[0].heads;
+        if (row >= run[0].rows) continue;
+        float2 split = splits[half];
+        float keep, add;
+        merge(split.x, split.y, tile.most[half], tile.total[half], keep, add);
+        splits[half] = split;
+        float share = last ? 1.0f / split.y : 1.0f;
+        auto of = [&](float sum, float before) { return fmaf(sum, add, before * keep) * share; };
+        int head = run[0].first_head + pair % run[0].heads;
+        global<float> place = task.out + (size_t(run[0].row + row) * task.query_heads + head) * task.head_dim;
+        auto put = [&](int component, float4 s, float4 b) {
+            store(place + component, float4{of(s.x, b.x), of(s.y, b.y), of(s.z, b.z), of(s.w, b.w)});
+        };
+        // Apart, so that loads go out together.
+        if (only) {
+            for_components<CHUNKS>(tile, half, task.head_dim, [&](int c, float4 sums) { put(c, sums, float4{}); });
+        } else {
+            for_components<CHUNKS>(tile, half, task.head_dim,
+                                   [&](int c, float4 sums) { put(c, sums, load<float4>(place + c)); });
+        }
     }
+}
 
-    Seen all = {seen_from(run.position, task.window).first, run.position + run.here};
-    Seen any = {seen_from(first, task.window).first, first + max(rows, 0)};
-    int begin = all.first / POSITIONS * POSITIONS, count = ceil_div(all.end - begin, POSITIONS);
-    float most[2] = {-INFINITY, -INFINITY}, total[2] = {}; // of the splits before
+// `run`: the warp's own.
+template <class T, int CHUNKS, bool WHOLE>
+__device__ __forceinline__ void attend(const Task &task, shared<const Run> run) {
+    constexpr int POSITIONS = UNIT<CHUNKS>;
+    DYNAMIC_SHARED(bytes); // a warp's queries for each, then two units
+    SHARED(float2, all_splits, 2 * WARPS *WARP); // every lane's own: maximum and total of the splits before
+    shared<float2> splits = all_splits + 2 * threadIdx.x;
+    shared<uint4> queries = cast<uint4>(bytes) + threadIdx.x / WARP * QUERIES<CHUNKS>;
+    shared<u8> units = bytes + 16 * WARPS * QUERIES<CHUNKS>;
+    auto stage = [&](int start) { return Staged<T, CHUNKS>{units + start / POSITIONS % 2 * Staged<T, CHUNKS>::BYTES}; };
+
+    int rows = run[0].rows;
+    Tile<CHUNKS> tile;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        // Of no row: any.
+        int pair = threadIdx.x % WARP / 4 + 8 * half, row = max(min(pair / run[0].heads, rows - 1), 0);
+        int head = run[0].first_head + pair % run[0].heads;
+        tile.ends[half] = run[0].position + row + 1;
+        splits[half] = {-INFINITY, 0.0f};
+        size_t at = (size_t(run[0].row + row) * (task.query_heads + 2 * task.kv_heads) + head) * task.head_dim;
+        if (rows > 0) put_query<T, CHUNKS>(queries, task.qkv + at, half, task.head_dim);
+    }
     tile.clear();
-    __syncthreads(); // of those that read the last run's units
-    fetch<T, CHUNKS, WHOLE>(stage(0), pages, begin, all);
+    int start = run[0].all.first / POSITIONS * POSITIONS;
+    fetch<T, CHUNKS, WHOLE>(stage(start), run, start);
     copy_async_commit();
-    for (int number = 0; number < count; number++) {
-        int start = begin + number * POSITIONS, end = start + POSITIONS;
+    for (; start < run[0].all.end; start += POSITIONS) {
+        int end = start + POSITIONS;
         copy_async_wait<0>();
         __syncthreads();
-        if (number + 1 < count) fetch<T, CHUNKS, WHOLE>(stage(number + 1), pages, end, all);
+        if (end < run[0].all.end) fetch<T, CHUNKS, WHOLE>(stage(end), run, end);
         copy_async_commit();
-        if (rows <= 0 || start >= any.end || end <= any.first) continue;
-        add_unit<T, CHUNKS, WHOLE>(tile, queries, stage(number), start, any, head_dim, task.scale, task.window,
-                                   task.soft_cap);
+        Seen any = run[0].any;
+        if (start >= any.end || end <= any.first) continue;
+        add_unit<T, CHUNKS>(tile, queries, stage(start), start, task.scale, task.window, task.soft_cap);
         bool last = end >= any.end;
         if (!last && end % KV_SPLIT != 0) continue;
-        bool only = start / KV_SPLIT == any.first / KV_SPLIT;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int of_row = place_of(half), head = task.first_head + (group + 8 * half) % task.heads;
-            if (of_row < 0) continue;
-            float keep, add;
-            merge(most[half], total[half], tile.most[half], tile.total[half], keep, add);
-            float share = last ? 1.0f / total[half] : 1.0f;
-            global<float> place = task.out + (size_t(row + of_row) * task.query_heads + head) * head_dim;
-            for_components<CHUNKS>(head_dim, [&](int component, int n, int column) {
-                float before = only ? 0.0f : place[component];
-                place[component] = (before * keep + tile.sums[n][2 * half + column] * add) * share;
-            });
-        }
+        merge_split<CHUNKS>(task, tile, run, splits, start / KV_SPLIT == any.first / KV_SPLIT, last);
         tile.clear();
     }
     copy_async_wait<0>();
@@ -128,29 +147,48 @@ __device__ __forceinline__ void prefill(global<float> out, global<const float> q
                                         global<const u32> positions, global<const u32> row_tables,
                                         global<const u32> tables, int rows, int query_heads, int kv_heads, int head_dim,
                                         int block_size, float scale, int window, float soft_cap) {
+    SHARED(Run, runs, WARPS);
     if constexpr (WHOLE) head_dim = CHUNK * CHUNKS;
-    int lane = threadIdx.x % WARP, heads = query_heads / kv_heads;
-    int kv_head = blockIdx.y % kv_heads, head = blockIdx.y / kv_heads * PAIRS, heads_here = min(heads - head, PAIRS);
-    int warp_rows = PAIRS / heads_here, most_rows = WARPS * warp_rows;
-    // The last first: they see most.
-    int first = (gridDim.x - 1 - blockIdx.x) * most_rows, end = min(first + most_rows, rows);
-    Task task = {out, qkv, query_heads, kv_heads, head_dim, kv_head * heads + head, heads_here, scale, window, soft_cap};
-
-    for (int from = first; from < end; from += WARP) {
+    // Nothing but the next row to look at is kept while a run is worked on.
+    for (int next = 0;;) {
+        int warp = afresh(threadIdx.x) / WARP, lane = afresh(threadIdx.x) % WARP, tile = afresh(blockIdx.y);
+        int heads = query_heads / kv_heads, kv_head = tile % kv_heads, head = tile / kv_heads * PAIRS;
+        int heads_here = min(heads - head, PAIRS), warp_rows = PAIRS / heads_here, most_rows = WARPS * warp_rows;
+        // The last first: they see most.
+        int first = (gridDim.x - 1 - afresh(blockIdx.x)) * most_rows, end = min(first + most_rows, rows);
         auto goes_on = [&](int row) {
             return row > 0 && positions[row] % most_rows != 0 && follows(positions, row_tables, row);
         };
-        unsigned starts = __ballot_sync(FULL_WARP, from + lane < end && !goes_on(from + lane));
-        for (; starts; starts &= starts - 1) {
-            int row = from + __ffs(starts) - 1, here = 1, more = WARP;
-            if (is_alone(positions, row_tables, row, rows)) continue; // decode's
-            for (int next = row + 1; more == WARP; next += WARP, here += more) {
-                unsigned ends = __ballot_sync(FULL_WARP, next + lane >= rows || !goes_on(next + lane));
-                more = ends ? __ffs(ends) - 1 : WARP;
-            }
-            Pages<T> pages = {layer, tables + row_tables[row], kv_head, kv_heads, head_dim, block_size};
-            attend<T, CHUNKS, WHOLE>(task, pages, {row, here, int(positions[row])}, warp_rows);
+        int row = first + next;
+        if (row >= end) return;
+        unsigned starts = __ballot_sync(FULL_WARP, row + lane < end && !goes_on(row + lane));
+        next += starts ? __ffs(starts) - 1 : WARP;
+        if (!starts) continue;
+        row = first + next;
+        int here = 1, more = WARP;
+        for (; more == WARP; here += more) {
+            unsigned ends = __ballot_sync(FULL_WARP, row + here + lane >= rows || !goes_on(row + here + lane));
+            more = ends ? __ffs(ends) - 1 : WARP;
         }
+        next += here;
+        if (is_alone(positions, row_tables, row, rows)) continue; // decode's
+        __syncthreads();                                          // of those that read the last run and its units
+        if (lane == 0) {
+            int position = positions[row], place = position / most_rows * most_rows + warp * warp_rows;
+            int from = max(place, position), count = min(place + warp_rows, position + here) - from;
+            Seen all = {seen_from(position, window).first, position + here}, none = {0, 0};
+            Seen any = {seen_from(from, window).first, from + count};
+            runs[warp] = Run{pages_of<T>(layer, tables + row_tables[row], kv_head, kv_heads, head_dim, block_size),
+                             all,
+                             count > 0 ? any : none,
+                             row + from - position,
+                             from,
+                             max(count, 0),
+                             kv_head * heads + head,
+                             heads_here};
+        }
+        __syncwarp();
+        attend<T, CHUNKS, WHOLE>({out, qkv, query_heads, kv_heads, head_dim, scale, window, soft_cap}, runs + warp);
     }
 }
 

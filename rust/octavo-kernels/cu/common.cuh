@@ -62,6 +62,13 @@ template <class T> __device__ __forceinline__ float high_of(unsigned word) {
     else return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
 }
 
+// The same number, of which the compiler does not know that: what is made of it is made where it is needed, and takes no
+// register before.
+__device__ __forceinline__ int afresh(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Both f16 of a word times those of another.
 __device__ __forceinline__ unsigned multiply_halves(unsigned a, unsigned b) {
     unsigned product;

@@ -40,8 +40,8 @@ __device__ void product(global<float> out, int stride, global<const float> x, gl
 
 // `stride`: from one row of `out` to the next. `bias` may be null. blockIdx.x counts tiles of rows.
 #define LINEAR(F)                                                                                                      \
-    KERNEL(linear_##F, 256, global<float> out, int stride, global<const float> x, global<const u8> weights,            \
-           global<const float> bias, int rows, int outputs, int inputs) {                                              \
+    KERNEL_WITH_BLOCKS(linear_##F, 256, 4, global<float> out, int stride, global<const float> x,                       \
+                       global<const u8> weights, global<const float> bias, int rows, int outputs, int inputs) {        \
         int first = blockIdx.x * ROWS;                                                                                 \
         product<F>(out + size_t(first) * stride, stride, x + size_t(first) * inputs, weights, bias, rows - first,      \
                    outputs, inputs);                                                                                   \

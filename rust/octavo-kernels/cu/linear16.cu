@@ -7,6 +7,7 @@
 // fragments need no rearranging. Weights are the first operand, so that 16 outputs by 8 rows are the smallest tile and few
 // rows waste little. `few` spreads the slices of one tile over warps, `many` goes through them in order: the same bits.
 #include "experts.cuh"
+#include "tiles.cuh"
 
 constexpr int SLICE = 256, STEP = 32; // inputs; a step is two products deep
 constexpr int OUTPUTS = 16;           // of a tile
@@ -150,19 +151,7 @@ __device__ __forceinline__ void many(global<float> out, int stride, global<const
         }
     }
     copy_async_wait<0>();
-#pragma unroll
-    for (int i = 0; i < M_TILES; i++) {
-#pragma unroll
-        for (int j = 0; j < N_TILES; j++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                int output = first_output + m + 16 * i + group + k / 2 * 8, row = n + 8 * j + 2 * quad + k % 2;
-                if (row >= rows || output >= outputs) continue;
-                float sum = totals[i][j][k];
-                out[size_t(row) * stride + output] = bias ? sum + bias[output] : sum;
-            }
-        }
-    }
+    write_tiles(out, stride, bias, totals, first_output + m, n, outputs, rows);
 }
 
 // Named by how many rows they are for, ROWS of which go to a tile; blockIdx.x counts tiles, so that neighbouring blocks

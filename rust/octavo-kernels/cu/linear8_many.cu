@@ -13,6 +13,7 @@
 // all of its rows. DEPTH - 1 stages are under way: few rows wait for memory, many have other blocks to run meanwhile.
 #include "experts.cuh"
 #include "int8.cuh"
+#include "tiles.cuh"
 
 constexpr int STAGE = 4, RUN = 8;      // units
 constexpr int LINE = STAGE * UNIT / 16; // pieces of 16 bytes of an output or a row in a stage
@@ -52,7 +53,7 @@ __device__ __forceinline__ void many(global<float> out, int stride, const Int8Ro
     shared<float> scales = cast<float>(x_codes + DEPTH * N * LINE), minimums = scales + STAGE * G * M;
     shared<float> x_scales = minimums + STAGE * M, x_sums = x_scales + DEPTH * STAGE * N;
     int warp = threadIdx.x / WARP, group = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-    int m = warp / WARPS_N * M_TILES * 16 + group, n = warp % WARPS_N * N_TILES * 8;
+    int m = warp / WARPS_N * M_TILES * 16, n = warp % WARPS_N * N_TILES * 8;
     int first_output = blockIdx.y * M, units = inputs / UNIT, stages = ceil_div(units, STAGE);
     size_t row_bytes = size_t(inputs / F::LEN) * F::BYTES;
     auto start_of = [&](int output, int run) {
@@ -119,10 +120,11 @@ __device__ __forceinline__ void many(global<float> out, int stride, const Int8Ro
             float of_w[M_TILES][G][2], least[M_TILES][2];
 #pragma unroll
             for (int i = 0; i < M_TILES; i++) {
-                a[i] = fragment(codes, m + 16 * i, unit), b[i] = fragment(codes, m + 16 * i + 8, unit);
+                int first = m + 16 * i + group;
+                a[i] = fragment(codes, first, unit), b[i] = fragment(codes, first + 8, unit);
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    int output = m + 16 * i + 8 * k;
+                    int output = first + 8 * k;
 #pragma unroll
                     for (int g = 0; g < G; g++) of_w[i][g][k] = scales[(unit * G + g) * M + output];
                     if constexpr (F::MINIMUM) least[i][k] = minimums[unit * M + output];
@@ -157,19 +159,7 @@ __device__ __forceinline__ void many(global<float> out, int stride, const Int8Ro
         }
     }
     copy_async_wait<0>();
-#pragma unroll
-    for (int i = 0; i < M_TILES; i++) {
-#pragma unroll
-        for (int j = 0; j < N_TILES; j++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                int output = first_output + m + 16 * i + k / 2 * 8, row = n + 8 * j + 2 * quad + k % 2;
-                if (row >= rows || output >= outputs) continue;
-                float sum = sums[i][j][k];
-                out[size_t(row) * stride + output] = bias ? sum + bias[output] : sum;
-            }
-        }
-    }
+    write_tiles(out, stride, bias, sums, first_output + m, n, outputs, rows);
 }
 
 // Named by how many rows they are for, ROWS of which go to a tile; blockIdx.x counts tiles. `stride`: from one row of `out`

@@ -2,9 +2,9 @@
 
     python rust/octavo-kernels/cu/report.py [WORD ...]      # kernels whose name contains a word; needs nvcc
 
-Instructions are counted in the machine's code where there is nvdisasm (beside nvcc, on the path or `$NVDISASM`; it
-comes with `pip install 'nvidia-cuda-nvdisasm==13.*'`), else in the portable code. Occupancy is that of a multiprocessor
-of compute capability 9.0, for the largest block, without dynamic shared memory.
+For every architecture that the build makes machine code for. Instructions are counted in that code where there is
+nvdisasm (beside nvcc, on the path or `$NVDISASM`; it comes with `pip install 'nvidia-cuda-nvdisasm==13.*'`), else in
+the portable code. Occupancy is for the largest block, without dynamic shared memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-ARCHITECTURE = "sm_90a"
-FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-cubin", f"-arch={ARCHITECTURE}", "-Xptxas=-v", "--keep"]
+# And the shared memory of a multiprocessor there.
+ARCHITECTURES = {"sm_80": 164 << 10, "sm_90a": 228 << 10}
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-cubin", "-Xptxas=-v", "--keep"]
 # Of a multiprocessor.
-REGISTERS, WARPS, BLOCKS, SHARED_BYTES = 65536, 64, 32, 228 << 10
+REGISTERS, WARPS, BLOCKS = 65536, 64, 32
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Kernel:
     """One of them. Instructions count as often as they are written, those of unrolled loops many times."""
 
     name: str
+    architecture: str
     threads: int
     registers: int
     shared_bytes: int
@@ -46,7 +48,8 @@ class Kernel:
         """The share of a multiprocessor's warps that can be there at a time."""
         warps = self.threads // 32
         by_registers = REGISTERS // (256 * -(-self.registers * 32 // 256)) // warps
-        blocks = min(BLOCKS, WARPS // warps, by_registers, SHARED_BYTES // (self.shared_bytes + 1024))
+        by_memory = ARCHITECTURES[self.architecture] // (self.shared_bytes + 1024)
+        blocks = min(BLOCKS, WARPS // warps, by_registers, by_memory)
         return blocks * warps / WARPS
 
 
@@ -63,12 +66,14 @@ def find(tool: str) -> str | None:
 
 def kernels(nvcc: str) -> list[Kernel]:
     """All of them, compiled."""
-    return [kernel for source in sorted(FOLDER.glob("*.cu")) for kernel in of_file(nvcc, source)]
+    sources = sorted(FOLDER.glob("*.cu"))
+    return [kernel for source in sources for name in ARCHITECTURES for kernel in of_file(nvcc, source, name)]
 
 
-def of_file(nvcc: str, source: Path) -> list[Kernel]:
+def of_file(nvcc: str, source: Path, architecture: str) -> list[Kernel]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, *FLAGS, f"--keep-dir={folder}", "-o", f"{folder}/out.cubin", str(source)]
+        where = [f"--keep-dir={folder}", "-o", f"{folder}/out.cubin"]
+        command = [nvcc, *FLAGS, f"-arch={architecture}", *where, str(source)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         (portable,) = Path(folder).glob("*.ptx")
         bodies = portable.read_text().split(".entry ")[1:]
@@ -76,7 +81,7 @@ def of_file(nvcc: str, source: Path) -> list[Kernel]:
     code = {re.match(r"\w+", body).group(): body for body in bodies}  # type: ignore[union-attr]
     reports = re.split(r"Compiling entry function '(\w+)'", said)[1:]
     pairs = zip(reports[::2], reports[1::2], strict=True)
-    return [of_report(name, text, code[name], machine and machine[name]) for name, text in pairs]
+    return [of_report(name, architecture, text, code[name], machine and machine[name]) for name, text in pairs]
 
 
 def disassembled(cubin: str) -> dict[str, str] | None:
@@ -89,13 +94,14 @@ def disassembled(cubin: str) -> dict[str, str] | None:
     return dict(zip(sections[::2], sections[1::2], strict=True))
 
 
-def of_report(name: str, report: str, code: str, machine: str | None) -> Kernel:
+def of_report(name: str, architecture: str, report: str, code: str, machine: str | None) -> Kernel:
     def number(pattern: str, text: str = report) -> int:
         found = re.search(pattern, text)
         return int(found[1]) if found else 0
 
     return Kernel(
         name,
+        architecture,
         threads=number(r"\.maxntid (\d+)", code),
         registers=number(r"Used (\d+) registers"),
         shared_bytes=number(r"(\d+) bytes smem"),
@@ -129,11 +135,11 @@ def main() -> None:
         sys.exit("there is no nvcc in $NVCC, $CUDA_HOME/bin, $CUDA_PATH/bin or on the path")
     if find("nvdisasm") is None:
         print("no nvdisasm: instructions are those of the portable code")
-    print(f"{ARCHITECTURE:32}  threads  registers  shared  stack  spills  occupancy  128-bit loads  mma  dp4a  local")
+    print(f"{'':40}  threads  registers  shared  stack  spills  occupancy  128-bit loads  mma  dp4a  local")
     for kernel in kernels(nvcc):
         if len(sys.argv) == 1 or any(word in kernel.name for word in sys.argv[1:]):
             print(
-                f"{kernel.name:32}{kernel.threads:9}{kernel.registers:11}{kernel.shared_bytes:8}{kernel.stack_bytes:7}"
+                f"{kernel.architecture:8}{kernel.name:32}{kernel.threads:9}{kernel.registers:11}{kernel.shared_bytes:8}{kernel.stack_bytes:7}"
                 f"{kernel.spill_bytes:8}{kernel.occupancy:10.0%}{kernel.wide_loads:15}{kernel.tensor_products:5}"
                 f"{kernel.byte_products:6}{'?' if kernel.local_accesses is None else kernel.local_accesses:>7}"
             )

@@ -3,15 +3,18 @@
 #include "cache.cuh"
 
 // Cosines, then sines, of the angles of every row: out (rows, [pairs | pairs]). The angle is rounded to f32 before its
-// cosine is taken, as in `src/reference/rope.rs`. A thread computes one pair; blockIdx.x is the row.
+// cosine is taken, as in `src/reference/rope.rs`; whole turns are taken off in f64, where `cosf` of a large angle would go
+// through memory. A thread computes one pair; blockIdx.x is the row.
 KERNEL(rope_angles, 256, global<float> out, global<const u32> positions, global<const float> inv_freq, int pairs,
        float scale) {
     int i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i >= pairs) return;
     float angle = float(positions[blockIdx.x]) * inv_freq[i];
     global<float> row = out + size_t(blockIdx.x) * 2 * pairs;
-    row[i] = cosf(angle) * scale;
-    row[pairs + i] = sinf(angle) * scale;
+    double turns = double(angle) * (0.5 / 3.14159265358979323846);
+    float half_turns = float(2.0 * (turns - rint(turns)));
+    row[i] = cospif(half_turns) * scale;
+    row[pairs + i] = sinpif(half_turns) * scale;
 }
 
 // For every row of qkv (rows, [query heads | kv_heads keys | kv_heads values] · head_dim): norms query and key heads where

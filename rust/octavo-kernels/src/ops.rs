@@ -43,7 +43,7 @@ pub struct StepLimits {
     pub segments: usize,
     /// Groups of layers with block tables of their own.
     pub groups: usize,
-    /// Entries of all block tables of one step and one group together.
+    /// Entries of one sequence's block table in one group.
     pub table_entries: usize,
 }
 
@@ -56,8 +56,8 @@ pub struct Segment {
     pub rows: usize,
     /// Tokens in the cache once this step's rows are written. Row `i` sits at position `context - rows + i`.
     pub context: usize,
-    /// Where its block table begins in each group's part of [`StepInput::block_tables`]; it has
-    /// `ceil(context / block_size)` entries. Entries wholly outside every row's window may be [`StepInput::NO_BLOCK`].
+    /// Where its block table begins in each group's part of [`StepInput::block_tables`], behind that of the segment before;
+    /// it has `ceil(context / block_size)` entries. Entries wholly outside every row's window may be [`StepInput::NO_BLOCK`].
     pub first_table_entry: usize,
 }
 

@@ -22,7 +22,7 @@ impl Step {
             positions: Vec::with_capacity(limits.rows),
             slots: Vec::with_capacity(limits.groups * limits.rows),
             segments: Vec::with_capacity(limits.segments),
-            block_tables: Vec::with_capacity(limits.groups * limits.table_entries),
+            block_tables: Vec::with_capacity(limits.groups * limits.segments * limits.table_entries),
             sorted_slots: Vec::with_capacity(limits.groups * limits.rows),
         }
     }
@@ -67,6 +67,13 @@ impl Step {
         &self.slots[group * self.rows()..][..self.rows()]
     }
 
+    /// The block table of segment number `number` in `group`, all of it.
+    pub fn table(&self, number: usize, group: usize) -> &[u32] {
+        let in_a_group = self.block_tables.len() / (self.slots.len() / self.rows());
+        let next = self.segments.get(number + 1).map_or(in_a_group, |next| next.first_table_entry);
+        &self.block_tables[group * in_a_group..][self.segments[number].first_table_entry..next]
+    }
+
     /// The block table of `segment` in `group`, for blocks of `block_size` positions.
     pub fn block_table(&self, segment: &Segment, group: usize, block_size: usize) -> &[u32] {
         let in_a_group = self.block_tables.len() / (self.slots.len() / self.rows());
@@ -96,11 +103,8 @@ fn check(input: &StepInput<'_>, limits: &StepLimits) {
     assert!(groups <= limits.groups, "a step of {groups} groups exceeds the limit of {}", limits.groups);
     let entries = input.block_tables.len() / groups;
     assert_eq!(entries * groups, input.block_tables.len(), "as many block table entries in each of {groups} groups");
-    assert!(
-        entries <= limits.table_entries,
-        "a step of {entries} block table entries exceeds the limit of {}",
-        limits.table_entries
-    );
+    let most = limits.segments * limits.table_entries;
+    assert!(entries <= most, "a step of {entries} block table entries exceeds the limit of {most}");
     let mut next_row = 0;
     for segment in input.segments {
         assert_eq!(segment.first_row, next_row, "segments follow one another: {segment:?}");

@@ -369,6 +369,11 @@ impl Sequence {
         (parent, (index * block_size..(index + 1) * block_size).map(|position| self.token(position)).collect())
     }
 
+    /// Says of its blocks, before it leaves them, what it was like.
+    pub fn mark_blocks(&self, kv: &mut KvCache) {
+        kv.mark(&self.table, self.request.prompt.len(), self.generated.len());
+    }
+
     /// Gives its blocks back, and takes back what it announced.
     pub fn release(&mut self, kv: &mut KvCache, now: Time) {
         let block_size = kv.layout().block_size;

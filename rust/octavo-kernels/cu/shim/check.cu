@@ -29,12 +29,35 @@ KERNEL(check_missing_lane, 32, global<float> out) {
     if (threadIdx.x < 31) out[threadIdx.x] = warp_sum(1.0f);
 }
 
-// Each thread reads what its neighbour wrote: wrong without a barrier.
+// Each thread reads what its neighbour wrote, then writes again: wrong without a barrier (bit 0 of `waits`), and one more
+// (bit 1).
 KERNEL(check_neighbour, 64, global<float> out, int waits) {
     SHARED(float, values, 64);
     values[threadIdx.x] = threadIdx.x;
-    if (waits) __syncthreads();
+    if (waits & 1) __syncthreads();
     out[threadIdx.x] = values[(threadIdx.x + 1) % blockDim.x];
+    if (waits & 2) __syncthreads();
+    values[threadIdx.x] = 0.0f;
+}
+
+// The same among lanes. They meet in a shuffle, too, but that says nothing about memory.
+KERNEL(check_lanes, 32, global<float> out, int waits) {
+    SHARED(float, values, 32);
+    values[threadIdx.x] = threadIdx.x;
+    warp_sum(1.0f);
+    if (waits) __syncwarp();
+    out[threadIdx.x] = values[threadIdx.x ^ 1];
+}
+
+// Counts threads: right with atomics, wrong where one of them does without.
+KERNEL(check_count, 64, global<u32> out, int all_atomic) {
+    SHARED(u32, count, 1);
+    if (threadIdx.x == 0) count[0] = 0;
+    __syncthreads();
+    if (threadIdx.x < 63 || all_atomic) atomicAdd(count + 0, 1u);
+    else count[0] = count[0] + 1;
+    __syncthreads();
+    out[threadIdx.x] = count[0];
 }
 
 // out = x by way of shared memory; waits for all groups of copies but the last `left`, of two.

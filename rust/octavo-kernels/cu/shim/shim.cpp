@@ -1,10 +1,12 @@
 // CUDA C++ on the CPU, for tests: how a launch is run. One block after another; a block's threads are fibers, each of
-// which runs until it waits. Every second launch goes through blocks and threads from the last to the first, so that what
-// depends on their order shows.
+// which runs until it waits. Launches take turns to go through blocks, warps and lanes from the first to the last, from the
+// last to the first, and scattered, each time otherwise, so that what depends on their order shows.
+#include "races.hpp"
 #include "shim.hpp"
 
 #include <cstdarg>
 #include <cstdio>
+#include <numeric>
 #include <sys/mman.h>
 #include <vector>
 
@@ -81,7 +83,8 @@ namespace {
 
 const size_t STACK_BYTES = 128 << 10;
 const size_t MOST_THREADS = 1024;
-const size_t MOST_SHARED = 227 << 10; // of a block on sm_90
+const size_t MOST_SHARED = 99 << 10; // of a block, where there is least: compute capability 8.6, 8.9 and 12.0
+const unsigned MOST_BLOCKS = 65535; // in y and z
 const int POISON = 0xff;
 
 enum class State { Ready, AtBarrier, InWarp, Ended };
@@ -107,13 +110,28 @@ struct Array {
     size_t at, bytes;
 };
 
+// In which order `count` things come: number `i` is `at(i)`.
+struct Order {
+    size_t count, first, step;
+    Order() = default;
+    Order(size_t count, size_t launch) : count(count), first(0), step(1) {
+        if (launch % 3 == 2) first = count - 1, step = count - 1;
+        if (launch % 3 != 0) return;
+        uint64_t seed = launch * 0x9e3779b97f4a7c15;
+        first = (seed >> 32) % count, step = (seed >> 16) % count;
+        while (std::gcd(step, count) != 1) step++;
+    }
+    size_t at(size_t i) const { return (first + i * step) % count; }
+};
+
 struct Launch {
     const Kernel *kernel;
     const Argument *arguments;
     size_t dynamic_bytes;
     char *message;
     size_t message_bytes;
-    bool failed, backwards;
+    bool failed;
+    Order blocks, warps, lanes;
 };
 
 // What one thread of the host needs to run launches; taken once.
@@ -128,12 +146,14 @@ struct Machine {
     Block block;
     Launch *launch;
     Fiber *current;
+    Races races; // on shared memory
 
     Machine() : fibers(MOST_THREADS), shared(MOST_SHARED + 16), shared_used(0) {
         // Pages are taken when they are touched.
         stacks = static_cast<char *>(mmap(nullptr, STACK_BYTES * MOST_THREADS, PROT_READ | PROT_WRITE,
                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
         if (stacks == MAP_FAILED) abort();
+        races.watch(shared_begin(), MOST_SHARED);
     }
     ~Machine() { munmap(stacks, STACK_BYTES * MOST_THREADS); }
     char *shared_begin() {
@@ -157,7 +177,7 @@ void to_scheduler() {
 void pass_on() {
     Fiber &fiber = *now->current;
     Fiber *lanes = &now->fibers[fiber.number / 32 * 32];
-    unsigned lane = fiber.number % 32, step = now->launch->backwards ? 31 : 1;
+    unsigned lane = fiber.number % 32, step = unsigned(now->launch->lanes.step);
     for (int i = 1; i < 32; i++) {
         Fiber &next = lanes[lane = (lane + step) % 32];
         if (next.state != State::Ready) continue;
@@ -208,7 +228,7 @@ void run_warp(size_t first) {
     for (bool progress = true; progress && !now->launch->failed;) {
         progress = false;
         for (size_t i = 0; i < 32 && !now->launch->failed; i++) {
-            Fiber &fiber = now->fibers[first + (now->launch->backwards ? 31 - i : i)];
+            Fiber &fiber = now->fibers[first + now->launch->lanes.at(i)];
             if (fiber.state != State::Ready) continue;
             run_fiber(fiber);
             progress = true;
@@ -244,6 +264,7 @@ bool release() {
         return false;
     }
     for (size_t i = 0; i < now->threads; i++) fibers[i].state = State::Ready;
+    now->races.at_barrier();
     return true;
 }
 
@@ -254,10 +275,10 @@ void run_block() {
     now->shared_used = (now->launch->dynamic_bytes + 15) / 16 * 16;
     std::memset(now->shared_begin(), POISON, now->shared_used);
     for (size_t i = 0; i < now->threads; i++) make_ready(now->fibers[i], i);
-    size_t warps = now->threads / 32;
+    now->races.at_barrier();
     do {
-        for (size_t i = 0; i < warps && !now->launch->failed; i++) {
-            run_warp(32 * (now->launch->backwards ? warps - 1 - i : i));
+        for (size_t i = 0; i < now->launch->warps.count && !now->launch->failed; i++) {
+            run_warp(32 * now->launch->warps.at(i));
         }
     } while (!now->launch->failed && release());
 }
@@ -296,6 +317,8 @@ bool fits(const Launch &launch, size_t count) {
         refuse("blocks of %zu threads: they are whole warps, up to %u threads", now->threads, kernel.max_threads);
     } else if (count != kernel.parameters) {
         refuse("%zu arguments for %zu parameters", count, kernel.parameters);
+    } else if (now->block.grid.y > MOST_BLOCKS || now->block.grid.z > MOST_BLOCKS) {
+        refuse("%u × %u blocks in y and z: there are at most %u each", now->block.grid.y, now->block.grid.z, MOST_BLOCKS);
     } else if (launch.dynamic_bytes > MOST_SHARED) {
         refuse("%zu bytes of shared memory: there are at most %zu", launch.dynamic_bytes, MOST_SHARED);
     }
@@ -330,7 +353,7 @@ void barrier(int line) {
     pass_on();
 }
 
-void warp(const char *what, int line, void *slot, void (*meet)(void *const *slots)) {
+void warp(const char *what, int line, void *slot, void (*meet)(void *const *slots), bool orders_memory) {
     Fiber &fiber = *now->current;
     fiber.state = State::InWarp;
     fiber.waits_for = what;
@@ -349,6 +372,7 @@ void warp(const char *what, int line, void *slot, void (*meet)(void *const *slot
         slots[i] = lane.slot;
     }
     meet(slots);
+    if (orders_memory) now->races.at_warp_barrier(fiber.number / 32);
     for (int i = 0; i < 32; i++) lanes[i].state = State::Ready;
 }
 
@@ -369,7 +393,17 @@ void *dynamic_shared(size_t *bytes) {
     return now->shared_begin();
 }
 
+void touch(Touch kind, const void *at, size_t bytes) {
+    now->races.touch(kind, now->current->number, at, bytes, [&](size_t byte, const char *does, uint32_t tag) {
+        static const char *const names[] = {"reads", "writes", "atomically changes", "copies to", "copies to"};
+        char text[32];
+        fail("a race: it %s byte %zu of shared memory, which %s %s, and no barrier is between", names[int(kind)], byte,
+             Races::words(tag, text, sizeof text), does);
+    });
+}
+
 void copy_later(void *to, const void *from, size_t bytes) {
+    touch(Touch::Copy, to, bytes);
     std::memset(to, POISON, bytes);
     now->current->copies.push_back({to, from, bytes});
 }
@@ -382,6 +416,7 @@ void wait_copies(unsigned groups_left) {
     size_t groups = fiber.groups.size() - groups_left, copies = fiber.groups[groups - 1];
     for (size_t i = 0; i < copies; i++) {
         const Copy &copy = fiber.copies[i];
+        touch(Touch::Copied, copy.to, copy.bytes);
         copy.from ? void(std::memcpy(copy.to, copy.from, copy.bytes)) : void(std::memset(copy.to, 0, copy.bytes));
     }
     fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + copies);
@@ -398,12 +433,12 @@ extern "C" const shim::Kernel *octavo_shim_kernel(const char *name) {
     return nullptr;
 }
 
-// Runs a launch. 0, or 1 with a message.
+// Runs launch number `number`, from 1. 0, or 1 with a message.
 extern "C" int octavo_shim_launch(const shim::Kernel *kernel, dim3 grid, dim3 size, size_t dynamic_bytes,
-                                  const shim::Argument *arguments, size_t count, bool backwards, char *message,
+                                  const shim::Argument *arguments, size_t count, size_t number, char *message,
                                   size_t message_bytes) {
     using namespace shim;
-    Launch launch{kernel, arguments, dynamic_bytes, message, message_bytes, false, backwards};
+    Launch launch{kernel, arguments, dynamic_bytes, message, message_bytes, false, {}, {}, {}};
     now = &machine();
     now->launch = &launch;
     now->current = nullptr;
@@ -411,12 +446,14 @@ extern "C" int octavo_shim_launch(const shim::Kernel *kernel, dim3 grid, dim3 si
     now->threads = size_t(size.x) * size.y * size.z;
     block = &now->block;
     if (!fits(launch, count)) return 1;
-    size_t blocks = size_t(grid.x) * grid.y * grid.z;
-    for (size_t i = 0; i < blocks && !launch.failed; i++) {
-        size_t number = backwards ? blocks - 1 - i : i;
-        now->block.index = {unsigned(number % grid.x), unsigned(number / grid.x % grid.y),
-                            unsigned(number / grid.x / grid.y)};
+    launch.blocks = {size_t(grid.x) * grid.y * grid.z, number};
+    launch.warps = {now->threads / 32, number};
+    launch.lanes = {32, number};
+    for (size_t i = 0; i < launch.blocks.count && !launch.failed; i++) {
+        size_t at = launch.blocks.at(i);
+        now->block.index = {unsigned(at % grid.x), unsigned(at / grid.x % grid.y), unsigned(at / grid.x / grid.y)};
         run_block();
     }
+    if (launch.failed) now->races.forget();
     return launch.failed;
 }

@@ -1,7 +1,8 @@
 // CUDA C++ on the CPU, for tests: the part that kernels see. `shim.cpp` holds the rest.
 //
 // A block's threads are fibers of one thread of the host: each runs until it waits (at a barrier or for its warp), so a
-// kernel that forgets to wait reads what is not there yet. All memory is checked: a pointer carries the bounds of the
+// kernel that forgets to wait reads what is not there yet; and whoever touches shared memory is written down, so that a
+// missing barrier is an error even where nothing came of it. All memory is checked: a pointer carries the bounds of the
 // allocation or of the shared array that it points into. Memory that nobody has written holds 0xff bytes: not a number in
 // any float type, and far outside anything as an index.
 #pragma once
@@ -51,18 +52,39 @@ extern __thread Block *block;
 
 // Waits for all threads of the block.
 void barrier(int line);
-// Waits until every lane of the warp has brought its `slot`; the last of them runs `meet` on all 32.
-void warp(const char *what, int line, void *slot, void (*meet)(void *const *slots));
+// Waits until every lane of the warp has brought its `slot`; the last of them runs `meet` on all 32. Some operations also
+// order what the lanes do to memory.
+void warp(const char *what, int line, void *slot, void (*meet)(void *const *slots), bool orders_memory = false);
 // The shared array that belongs to `site`, the same for every thread of the block.
 void *shared_array(const void *site, size_t bytes);
 // The launch's dynamic shared memory, and how much of it there is.
 void *dynamic_shared(size_t *bytes);
+// What a thread does to bytes of shared memory: an error where another one touches them and no barrier is between.
+enum class Touch { Read, Write, Atomic, Copy, Copied };
+void touch(Touch kind, const void *at, size_t bytes);
 // Asynchronous copies of this thread: they take place in `wait`, not before.
 void copy_later(void *to, const void *from, size_t bytes);
 void commit_copies();
 void wait_copies(unsigned groups_left);
 
 enum class Space { Global, Shared };
+
+// A value in shared memory that may be read or written.
+template <class T> class Cell {
+    T *at_;
+
+  public:
+    explicit Cell(T *at) : at_(at) {}
+    __forceinline__ operator T() const {
+        touch(Touch::Read, at_, sizeof(T));
+        return *at_;
+    }
+    __forceinline__ void operator=(const T &value) const {
+        touch(Touch::Write, at_, sizeof(T));
+        *at_ = value;
+    }
+    __forceinline__ void operator=(const Cell &other) const { *this = T(other); }
+};
 
 // A checked pointer.
 template <class T, Space S> class Pointer {
@@ -90,8 +112,23 @@ template <class T, Space S> class Pointer {
         }
         return at;
     }
-    __forceinline__ T &operator[](ptrdiff_t i) const { return *check(i); }
-    __forceinline__ T &operator*() const { return *check(0); }
+    __forceinline__ decltype(auto) operator[](ptrdiff_t i) const {
+        T *at = check(i);
+        if constexpr (S == Space::Global) {
+            return static_cast<T &>(*at);
+        } else if constexpr (std::is_const_v<T>) {
+            touch(Touch::Read, at, sizeof(T));
+            return static_cast<T &>(*at);
+        } else {
+            return Cell<T>(at);
+        }
+    }
+    __forceinline__ decltype(auto) operator*() const { return (*this)[0]; }
+    __forceinline__ T &atomic() const {
+        T *at = check(0);
+        if constexpr (S == Space::Shared) touch(Touch::Atomic, at, sizeof(T));
+        return *at;
+    }
     __forceinline__ Pointer operator+(ptrdiff_t i) const { return {at_ + i, begin_, end_}; }
     __forceinline__ Pointer operator-(ptrdiff_t i) const { return {at_ - i, begin_, end_}; }
     __forceinline__ Pointer &operator+=(ptrdiff_t i) { return *this = *this + i; }
@@ -263,7 +300,7 @@ inline bool __all_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {
 inline void __syncwarp(unsigned mask = FULL_WARP, int line = __builtin_LINE()) {
     shim_full(mask);
     int nothing;
-    shim::warp("__syncwarp", line, &nothing, [](void *const *) {});
+    shim::warp("__syncwarp", line, &nothing, [](void *const *) {}, true);
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -272,13 +309,13 @@ inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 // --- atomics: nothing runs at the same time
 
 template <class P, class T> T atomicAdd(P at, T value) {
-    T before = *at;
-    *at = before + value;
+    T &cell = at.atomic(), before = cell;
+    cell = before + value;
     return before;
 }
 template <class P, class T> T atomicMax(P at, T value) {
-    T before = *at;
-    if (value > before) *at = value;
+    T &cell = at.atomic(), before = cell;
+    if (value > before) cell = value;
     return before;
 }
 inline void __threadfence() {}
@@ -311,6 +348,8 @@ inline int __double2loint(double value) {
     std::memcpy(&bits, &value, 8);
     return int(bits);
 }
+inline float cospif(float x) { return float(cos(M_PI * double(x))); }
+inline float sinpif(float x) { return float(sin(M_PI * double(x))); }
 template <class T> inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> inline T max(T a, T b) { return a < b ? b : a; }
 
@@ -348,6 +387,8 @@ template <> inline f16 from_float<f16>(float x) {
     }
     return {uint16_t(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13))};
 }
+
+inline int afresh(int x) { return x; }
 
 template <class T> inline unsigned pack(float low, float high) {
     return from_float<T>(low).bits | unsigned(from_float<T>(high).bits) << 16;
@@ -481,6 +522,6 @@ inline void ldmatrix(unsigned (&result)[COUNT], const shared<T> &row) {
     struct alignas(16) Row {
         uint16_t values[8];
     };
-    const uint16_t *values = shim_lane() < 8 * COUNT ? cast<const Row>(row).check(0)->values : nullptr;
+    const uint16_t *values = shim_lane() < 8 * COUNT ? cast<const Row>(row)[0].values : nullptr;
     shim_ldmatrix<COUNT, TRANSPOSED>(result, values);
 }

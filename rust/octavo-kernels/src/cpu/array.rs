@@ -5,7 +5,7 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use super::memory::{Memory, Plain, cast, cast_mut};
+use super::memory::{Memory, Pages, Plain, cast, cast_mut};
 use crate::{BackendError, Result};
 
 /// Values that are zero at first. Untouched memory is not resident, and memory that cannot be had is an error, not an
@@ -18,10 +18,15 @@ pub(crate) struct Array<T> {
 impl<T: Plain> Array<T> {
     /// As many values as the product of `lens`.
     pub fn new(what: &'static str, lens: &[usize]) -> Result<Self> {
+        Self::in_pages(what, lens, Pages::Huge)
+    }
+
+    /// The same, in these pages.
+    pub fn in_pages(what: &'static str, lens: &[usize], pages: Pages) -> Result<Self> {
         let bytes = lens.iter().try_fold(size_of::<T>(), |product, &len| product.checked_mul(len));
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or(BackendError::OutOfMemory { what, bytes: usize::MAX })?;
-        Ok(Self { memory: Memory::new(what, bytes)?, of: PhantomData })
+        Ok(Self { memory: Memory::new(what, bytes, pages)?, of: PhantomData })
     }
 }
 

@@ -78,7 +78,7 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
     type I32 = [__m256i; 2];
     type Bytes = [__m256i; 2];
 
-    const NAME: &'static str = "avx2";
+    const NAME: &'static str = if VNNI { "avx2-vnni" } else { "avx2" };
     const ROWS: usize = 4;
     const BIAS_LEFT: i32 = if VNNI { 128 } else { 0 };
 

@@ -71,7 +71,7 @@ impl<const BF16: bool> Vector for Avx512<BF16> {
     type I32 = __m512i;
     type Bytes = __m512i;
 
-    const NAME: &'static str = "avx512";
+    const NAME: &'static str = if BF16 { "avx512-bf16" } else { "avx512" };
     const ROWS: usize = 8;
     const BIAS_LEFT: i32 = 128;
 

@@ -6,7 +6,7 @@ use super::vector::{Kernel, Vector};
 use super::{avx2::Avx2, avx512::Avx512, limits};
 use crate::{BackendError, CacheDtype, Result};
 
-/// The environment variable that overrides the choice: `portable`, `avx2` or `avx512`.
+/// The environment variable that overrides the choice: `portable`, `avx2`, `avx2-vnni`, `avx512` or `avx512-bf16`.
 pub const ISA_VARIABLE: &str = "OCTAVO_CPU_ISA";
 
 /// An instruction set that this CPU has. To hold one is the proof.
@@ -67,14 +67,13 @@ impl Isa {
         all
     }
 
-    /// The best of that name.
+    /// The one of that name.
     pub fn named(name: &str) -> Result<Self> {
         let available = Self::worthwhile();
-        if let Some(isa) = available.iter().rev().find(|isa| isa.name() == name) {
+        if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
             return Ok(*isa);
         }
-        let mut names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
-        names.dedup();
+        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
         Err(BackendError::Unsupported(format!("{ISA_VARIABLE}={name}: this CPU and build offer {}", names.join(", "))))
     }
 
@@ -103,14 +102,15 @@ impl Isa {
         }
     }
 
-    /// For people: the name and the details that matter.
+    /// For people: the registers, and the instructions that matter.
     pub fn describe(self) -> String {
         let details = match (self.has_vnni(), self.has_bf16()) {
             (_, true) => " (vnni, bf16)",
             (true, false) => " (vnni)",
             (false, false) => "",
         };
-        format!("{}{details}", self.name())
+        let registers = self.name().split('-').next().unwrap_or_default();
+        format!("{registers}{details}")
     }
 
     /// The type of two bytes that attention reads keys and values fastest in.
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn names_find_what_the_cpu_has_and_list_it_otherwise() {
-        for isa in Isa::available() {
+        for isa in Isa::worthwhile() {
             assert_eq!(Isa::named(isa.name()).unwrap().name(), isa.name());
         }
         let message = Isa::named("sse9").unwrap_err().to_string();

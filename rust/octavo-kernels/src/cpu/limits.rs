@@ -7,13 +7,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-#[cfg(target_arch = "x86_64")]
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
 use super::isa::Isa;
-use super::memory::Memory;
+use super::memory::{Memory, Pages};
 use super::pool::Pool;
 use super::vector::{Kernel, Vector};
 use crate::Result;
@@ -29,6 +28,8 @@ pub struct Limits {
     pub f32_operations: f64,
     /// int8 operations as [`Vector::dot`] does them; a multiply with its add is two.
     pub int8_operations: f64,
+    /// Operations on pairs of bfloat16 as [`Vector::dot_pairs`] does them, counted likewise.
+    pub bf16_operations: f64,
 }
 
 /// Each measurement is repeated and the median counts, as it does for whatever is held against it: on a busy machine both
@@ -52,6 +53,7 @@ impl Limits {
             cache_bytes: measure_bandwidth(isa, pool, cache, CACHE_PASSES)?,
             f32_operations: measure_f32_rate(isa, pool, LOOPS),
             int8_operations: measure_int8_rate(isa, pool, LOOPS),
+            bf16_operations: measure_bf16_rate(isa, pool, LOOPS),
         })
     }
 }
@@ -61,7 +63,7 @@ impl Limits {
 pub fn measure_bandwidth(isa: Isa, pool: &mut Pool, bytes: usize, passes: usize) -> Result<f64> {
     let threads = pool.threads();
     let line_count = (bytes / 64).next_multiple_of(READS * threads).max(READS * threads);
-    let mut memory = Memory::new("the measurement of bandwidth", line_count * 64)?;
+    let mut memory = Memory::new("the measurement of bandwidth", line_count * 64, Pages::Huge)?;
     // Written by the threads that will read it, so that its pages exist and lie near them. Not zeroes, which might be one
     // shared page.
     let per_thread = line_count / threads;
@@ -83,6 +85,11 @@ pub fn measure_f32_rate(isa: Isa, pool: &mut Pool, loops: usize) -> f64 {
 /// int8 operations per second, likewise.
 pub fn measure_int8_rate(isa: Isa, pool: &mut Pool, loops: usize) -> f64 {
     median_rate(pool, loops * isa.run(Chains) * 64 * 2, false, &|_| _ = black_box(isa.run(DotBytes { loops })))
+}
+
+/// bfloat16 operations per second, likewise.
+pub fn measure_bf16_rate(isa: Isa, pool: &mut Pool, loops: usize) -> f64 {
+    median_rate(pool, loops * isa.run(Chains) * 32 * 2, false, &|_| _ = black_box(isa.run(DotPairs { loops })))
 }
 
 /// Units per second of all threads together, when a task does `units`. What the threads share, such as memory, is timed
@@ -214,25 +221,29 @@ pub(super) fn has_quick_pairs(v: Avx512<true>) -> bool {
 }
 
 /// The same for pairs of bfloat16.
-#[cfg(target_arch = "x86_64")]
 struct DotPairs {
     loops: usize,
 }
 
-#[cfg(target_arch = "x86_64")]
 impl Kernel for DotPairs {
     type Output = f32;
     #[inline(always)]
     fn run<V: Vector>(self, v: V) -> f32 {
-        let pair = v.splat_pair(black_box([bf16::from_f32_const(0.5); 2]));
-        let mut sums = [v.splat(1.0); 12];
-        for _ in 0..self.loops {
-            for sum in &mut sums {
-                *sum = v.dot_pairs(*sum, pair, pair);
-            }
-        }
-        sums.iter().map(|&sum| v.sum(sum)).sum()
+        if has_wide_registers::<V>() { dot_pairs::<V, 12>(v, self.loops) } else { dot_pairs::<V, 5>(v, self.loops) }
     }
+}
+
+#[inline(always)]
+fn dot_pairs<V: Vector, const CHAINS: usize>(v: V, loops: usize) -> f32 {
+    let (pair, quarters) =
+        (v.splat_pair(black_box([bf16::from_f32_const(0.5); 2])), black_box([bf16::from_f32_const(0.25); 2]));
+    let mut sums = [v.splat(1.0); CHAINS];
+    for _ in 0..loops {
+        for sum in &mut sums {
+            *sum = v.dot_pairs(*sum, pair, v.splat_pair(quarters));
+        }
+    }
+    sums.iter().map(|&sum| v.sum(sum)).sum()
 }
 
 struct DotBytes {
@@ -275,7 +286,9 @@ mod tests {
             let f32_rate = measure_f32_rate(isa, &mut pool, 1 << 12);
             let int8_rate = measure_int8_rate(isa, &mut pool, 1 << 12);
             assert!((1e6..1e14).contains(&f32_rate), "{}: {f32_rate} operations per second", isa.describe());
+            let bf16_rate = measure_bf16_rate(isa, &mut pool, 1 << 12);
             assert!((1e6..1e14).contains(&int8_rate), "{}: {int8_rate} operations per second", isa.describe());
+            assert!((1e6..1e14).contains(&bf16_rate), "{}: {bf16_rate} operations per second", isa.describe());
         }
     }
 
@@ -296,6 +309,8 @@ mod tests {
         for isa in Isa::available() {
             let chains = isa.run(Chains);
             assert_eq!(isa.run(MultiplyAdd { loops: 3 }), 16.0 * chains as f32);
+            // Each lane adds two eighths to 1, three times.
+            assert_eq!(isa.run(DotPairs { loops: 3 }), 16.0 * 1.75 * chains as f32, "{}", isa.describe());
             // Each of the 16 lanes of chain c adds 4 · (0 + 1 + 2) · c.
             let chain_sum = (chains * (chains - 1) / 2) as i32;
             assert_eq!(isa.run(DotBytes { loops: 3 }), 16 * 4 * 3 * chain_sum, "{}", isa.describe());

@@ -1,4 +1,10 @@
-//! Memory for weights: zeroed, aligned, in huge pages where there are some.
+//! Memory: zeroed, aligned, in huge pages where there are some.
+
+use std::{
+    hint::black_box,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use memmap2::MmapMut;
 
@@ -7,6 +13,18 @@ use crate::{BackendError, Result};
 /// From this size on, memory begins at a multiple of it, and the system is asked for pages of this size: a product that
 /// streams a gigabyte of weights would otherwise look up a page every 4 KiB.
 const HUGE_PAGE: usize = 2 << 20;
+/// A system that has a huge page at hand clears it in a fifth of this.
+const QUICK: Duration = Duration::from_millis(1);
+
+/// Which pages memory is to be made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Huge ones: it is written once and read for ever.
+    Huge,
+    /// Huge ones if the system has them at hand, else small ones: it is taken while somebody waits. A virtual machine has
+    /// often returned what is free in large pieces to its host, and then waits some milliseconds for every huge page.
+    Quick,
+}
 
 /// Zeroed bytes that begin at a multiple of 64 (and much more). Pages are taken when first touched.
 pub struct Memory {
@@ -17,13 +35,13 @@ pub struct Memory {
 
 impl Memory {
     /// Takes `len` bytes for `what`.
-    pub fn new(what: &'static str, len: usize) -> Result<Self> {
+    pub fn new(what: &'static str, len: usize, pages: Pages) -> Result<Self> {
         let slack = if len >= HUGE_PAGE { HUGE_PAGE } else { 0 };
         let map = len.checked_add(slack).and_then(|all| MmapMut::map_anon(all.max(1)).ok());
         let map = map.ok_or(BackendError::OutOfMemory { what, bytes: len })?;
         let start = if slack > 0 { map.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
         #[cfg(target_os = "linux")]
-        if slack > 0 {
+        if slack > 0 && (pages == Pages::Huge || has_quick_huge_pages()) {
             // Speed only: a kernel without huge pages says no.
             let _ = map.advise_range(memmap2::Advice::HugePage, start, len);
         }
@@ -39,6 +57,21 @@ impl Memory {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.map[self.start..][..self.len]
     }
+}
+
+/// Whether a huge page is at hand when it is asked for. Of two, because anything may take long once.
+#[cfg(target_os = "linux")]
+fn has_quick_huge_pages() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    let is_quick = |page: &mut [u8]| {
+        let begin = Instant::now();
+        page[0] = black_box(1);
+        begin.elapsed() < QUICK
+    };
+    *ANSWER.get_or_init(|| {
+        let pages = Memory::new("the measurement of pages", 2 * HUGE_PAGE, Pages::Huge);
+        pages.is_ok_and(|mut memory| memory.bytes_mut().chunks_mut(HUGE_PAGE).any(is_quick))
+    })
 }
 
 /// Types of which any bytes are a value.
@@ -119,12 +152,14 @@ mod tests {
     #[test]
     fn memory_is_zeroed_aligned_and_as_long_as_asked() {
         for len in [0, 1, 64, 4097, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 17] {
-            let mut memory = Memory::new("a test", len).unwrap();
-            assert_eq!(memory.bytes().len(), len);
-            assert_eq!(memory.bytes().as_ptr().align_offset(64), 0);
-            assert!(memory.bytes().iter().all(|&b| b == 0));
-            memory.bytes_mut().fill(1);
+            for pages in [Pages::Huge, Pages::Quick] {
+                let mut memory = Memory::new("a test", len, pages).unwrap();
+                assert_eq!(memory.bytes().len(), len);
+                assert_eq!(memory.bytes().as_ptr().align_offset(64), 0);
+                assert!(memory.bytes().iter().all(|&b| b == 0));
+                memory.bytes_mut().fill(1);
+            }
         }
-        assert!(matches!(Memory::new("a test", usize::MAX), Err(BackendError::OutOfMemory { .. })));
+        assert!(matches!(Memory::new("a test", usize::MAX, Pages::Huge), Err(BackendError::OutOfMemory { .. })));
     }
 }

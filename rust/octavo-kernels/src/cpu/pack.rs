@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::{bf16, f16};
 
 use super::format::{BLOCK, Codes, Format, LANES, Scales, with_format};
-use super::memory::{Memory, Plain, cast, cast_mut};
+use super::memory::{Memory, Pages, Plain, cast, cast_mut};
 use super::pool::Pool;
 use crate::{BackendError, DType, Result, Weight, convert};
 
@@ -81,7 +81,7 @@ impl Matrix {
             first_output += outputs;
             first_tile += tiles;
         }
-        let mut memory = Memory::new("weights", bytes)?;
+        let mut memory = Memory::new("weights", bytes, Pages::Huge)?;
         for (number, (part, weight)) in places.iter().zip(parts).enumerate() {
             let bytes = &mut memory.bytes_mut()[part.start..][..part.tiles * part.tile_bytes];
             // The first row that cannot be converted; none: past the end.

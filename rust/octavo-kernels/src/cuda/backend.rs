@@ -9,6 +9,7 @@ pub use memory::{Buffer, Cache, Rope, Routing, Vector};
 
 use std::ops::Range;
 
+use super::changes::Changes;
 use super::device::{Device, Memory, bytes_of, bytes_of_mut, columns, row_threads};
 use super::draws::{Draws, MOST_CHANGES};
 use super::graphs::Graphs;
@@ -28,6 +29,7 @@ pub struct CudaBackend {
     device: Device,
     step: Step,
     on_device: StepOnDevice,
+    changes: Changes,
     ropes: Vec<RopeTable>,
     graphs: Graphs,
     /// Where rows that belong to nobody write their keys and values: there is a block for them. None before the cache.
@@ -57,6 +59,7 @@ impl CudaBackend {
         let on_device = StepOnDevice::new(&device, limits, most_draws(&limits))?;
         Ok(Self {
             on_device,
+            changes: Changes::new(&device)?,
             step: Step::new(limits),
             ropes: Vec::new(),
             graphs: Graphs::new(&device),
@@ -184,7 +187,8 @@ impl Backend for CudaBackend {
 
     fn begin(&mut self, input: &StepInput<'_>) {
         self.step.begin(input);
-        self.on_device.begin(&self.device, &self.step, &[]);
+        self.on_device.begin(&self.device, &mut self.changes, &self.step, &[]);
+        self.advance();
         self.rope_angles();
     }
 
@@ -335,7 +339,7 @@ impl Backend for CudaBackend {
         let Routing { experts, per_row, .. } = *routing;
         routing.rows = rows;
         self.device
-            .launch("route", [rows.div_ceil(32)], 32)
+            .launch("route", [rows.div_ceil(4)], 4 * 32)
             .pointer(routing.experts_of.at())
             .pointer(routing.weights_of.at())
             .pointer(logits.rows(rows, experts))
@@ -345,7 +349,7 @@ impl Backend for CudaBackend {
             .int(usize::from(renormalise))
             .go();
         self.device
-            .launch("sort_choices", [1], row_threads(4 * experts))
+            .launch("sort_choices", [1], (32 * experts).min(1024))
             .pointer(routing.slots.at())
             .pointer(routing.slot_rows.at())
             .pointer(routing.first_slots.at())
@@ -432,7 +436,7 @@ impl Backend for CudaBackend {
     }
 
     fn set_draws(&mut self, draws: &[RowDraw<'_>]) {
-        let words = self.draws.as_mut().expect(NO_DRAWS).begin(&self.device, draws, draws.len());
+        let words = self.draws.as_mut().expect(NO_DRAWS).begin(&self.device, None, draws, draws.len());
         self.on_device.set_draws(&self.device, words);
     }
 

@@ -19,6 +19,11 @@ impl Device {
         Self { driver: Arc::new(driver), failure: Arc::default() }
     }
 
+    /// The same one, for somebody whom its failures so far do not concern.
+    pub fn afresh(&self) -> Self {
+        Self { driver: self.driver.clone(), failure: Arc::default() }
+    }
+
     /// GPU number `ordinal`.
     pub fn gpu(ordinal: usize) -> Result<Self> {
         Ok(Self::new(Nvidia::open(ordinal)?))

@@ -3,7 +3,8 @@
 
 use std::collections::VecDeque;
 
-use super::device::{Device, HostMemory, Memory, bytes_of, bytes_of_mut, columns};
+use super::changes::{Changes, OF_DRAWS};
+use super::device::{Device, HostMemory, Memory, bytes_of, bytes_of_mut};
 use super::driver::Address;
 use crate::Result;
 use crate::draw::{DrawnRow, MOST_TOPS, RowDraw, RowStatistics};
@@ -14,6 +15,10 @@ pub const DRAW_WORDS: usize = 15;
 const DRAWN_WORDS: usize = 9;
 /// Biases and counts of a row, together. Whoever has more draws on the host.
 pub const MOST_CHANGES: usize = 4096;
+/// A row's changes of logits: a token each, and by how much or how often.
+const CHANGES_WORDS: usize = 2 * MOST_CHANGES;
+/// The most words of a row's lists that go up with the step's own: of a penalty, one token more.
+const MOST_LISTED_OF_ROW: usize = 16;
 const NONE: u32 = u32::MAX;
 
 /// Room for draws.
@@ -24,8 +29,10 @@ pub struct Draws {
     rows: usize,
     /// `(rows at once, vocab)`.
     adjusted: Memory,
-    masks: Mirror,
-    changes: Mirror,
+    /// What rows are told in lists, and what the device holds of it: `(rows, [mask])`, then `(rows, [changes of logits])`.
+    lists: Memory,
+    held: Vec<u32>,
+    mask_words: usize,
     drawn: Memory,
     tops: Memory,
     /// Of the draws at hand.
@@ -53,24 +60,21 @@ struct Sent {
 /// So many may be on their way at a time: of the step that is waited for, and of the one after it.
 const MOST_SENT: usize = 2;
 
-/// Rows of words on the device, and what they hold there.
-struct Mirror {
-    memory: Memory,
-    width: usize,
-    held: Vec<u32>,
-}
-
 impl Draws {
     /// For steps of up to `rows` draws from `vocab` logits each, up to `rows_at_once` of them in one go.
     pub fn new(device: &Device, vocab: usize, rows_at_once: usize, rows: usize) -> Result<Self> {
         let array = |lens: &[usize]| device.take_array("what draws need", 4, lens);
+        let mask_words = vocab.div_ceil(32);
+        let lists = array(&[rows, mask_words + CHANGES_WORDS])?;
+        device.driver().fill(lists.at(), 0, lists.bytes())?;
         Ok(Self {
             vocab,
             rows_at_once,
             rows,
             adjusted: array(&[rows_at_once, vocab])?,
-            masks: Mirror::new(device, rows, vocab.div_ceil(32))?,
-            changes: Mirror::new(device, rows, 2 * MOST_CHANGES)?,
+            held: vec![0; rows * (mask_words + CHANGES_WORDS)],
+            lists,
+            mask_words,
             drawn: array(&[rows, DRAWN_WORDS])?,
             tops: array(&[rows, 2 * MOST_TOPS])?,
             words: Vec::with_capacity(rows * DRAW_WORDS),
@@ -90,23 +94,29 @@ impl Draws {
         self.vocab
     }
 
-    /// Uploads what has changed of masks and lists; the words that say how the rows are drawn from are for the caller to
-    /// upload. Rows up to `rows` that are not among `draws` belong to nobody.
-    pub fn begin(&mut self, device: &Device, draws: &[RowDraw<'_>], rows: usize) -> &[u32] {
+    /// Adds to `changes` what has changed of masks and lists, or uploads it; the words that say how the rows are drawn from
+    /// are for the caller to upload. Rows up to `rows` that are not among `draws` belong to nobody.
+    pub fn begin(
+        &mut self,
+        device: &Device,
+        mut changes: Option<&mut Changes>,
+        draws: &[RowDraw<'_>],
+        rows: usize,
+    ) -> &[u32] {
         assert!(draws.len() <= rows && rows <= self.rows, "{rows} draws of {}", self.rows);
         self.words.clear();
         for (number, draw) in draws.iter().enumerate() {
             push_words(&mut self.words, draw);
             if let Some(mask) = draw.mask {
                 self.row.clear();
-                self.row.extend(mask.iter().chain(std::iter::repeat(&0)).take(self.masks.width));
-                self.masks.refill(device, number, &self.row);
+                self.row.extend(mask.iter().chain(std::iter::repeat(&0)).take(self.mask_words));
+                self.refill(device, changes.as_deref_mut(), number * self.mask_words);
             }
             if !draw.biases.is_empty() || !draw.counts.is_empty() {
                 self.row.clear();
                 self.row.extend(draw.biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
                 self.row.extend(draw.counts.iter().flat_map(|&(token, count)| [token, count]));
-                self.changes.refill(device, number, &self.row);
+                self.refill(device, changes.as_deref_mut(), self.changes_of(number));
             }
         }
         // Words of zeroes take the largest.
@@ -114,10 +124,31 @@ impl Draws {
         &self.words
     }
 
-    /// Ids that stand for what was drawn last become it.
-    pub fn take_ids(&self, device: &Device, ids: Address, rows: usize) {
-        let (threads, blocks) = columns(rows);
-        device.launch("take_drawn", [blocks], threads).pointer(ids).pointer(self.drawn.at()).int(rows).go();
+    /// Where among the lists the changes of a row's logits begin.
+    fn changes_of(&self, row: usize) -> usize {
+        self.rows * self.mask_words + row * CHANGES_WORDS
+    }
+
+    /// Makes the scratch row what lies from word `first` of the lists on.
+    fn refill(&mut self, device: &Device, changes: Option<&mut Changes>, first: usize) {
+        let held = &mut self.held[first..][..self.row.len()];
+        if changes.is_some_and(|changes| changes.list(held, &self.row, OF_DRAWS + first, MOST_LISTED_OF_ROW)) {
+            return;
+        }
+        if let Some(changed) = super::step::refill(held, &self.row) {
+            let to = self.lists.offset(4 * (first + changed.start));
+            device.attempt(|driver| driver.upload(to, bytes_of(&self.row[changed])));
+        }
+    }
+
+    /// What rows are told in lists.
+    pub fn lists(&self) -> Address {
+        self.lists.at()
+    }
+
+    /// What was drawn last.
+    pub fn drawn(&self) -> Address {
+        self.drawn.at()
     }
 
     /// Draws from `rows` rows of `logits` as `words`, an address, say for the rows from `first` on.
@@ -131,10 +162,10 @@ impl Draws {
             .pointer(self.adjusted.at())
             .pointer(logits)
             .pointer(words)
-            .pointer(self.masks.row(first))
-            .pointer(self.changes.row(first))
+            .pointer(self.lists.offset(4 * first * self.mask_words))
+            .pointer(self.lists.offset(4 * self.changes_of(first)))
             .int(self.vocab)
-            .int(self.masks.width)
+            .int(self.mask_words)
             .int(MOST_CHANGES)
             .go();
         device
@@ -193,7 +224,9 @@ fn push_words(words: &mut Vec<u32>, draw: &RowDraw<'_>) {
     let (biases, counts) = (draw.biases.len(), draw.counts.len());
     assert!(biases + counts <= MOST_CHANGES, "{biases} biases and {counts} counts");
     let halves = |value: f64| [value.to_bits() as u32, (value.to_bits() >> 32) as u32];
-    let ([offset_low, offset_high], [coin_low, coin_high]) = (halves(draw.min_p_offset), halves(draw.coin));
+    // Whoever takes the largest has no use for a coin, which would be another word in every step.
+    let coin = if draw.temperature == 0.0 { 0.0 } else { draw.coin };
+    let ([offset_low, offset_high], [coin_low, coin_high]) = (halves(draw.min_p_offset), halves(coin));
     let all: [u32; DRAW_WORDS] = [
         draw.changes_logits().into(),
         draw.mask.is_some().into(),
@@ -233,25 +266,4 @@ fn drawn_row(words: &[u32; DRAWN_WORDS], tops: &[u32], wants_logprobs: bool) -> 
         },
     };
     DrawnRow::Token(token, wants_logprobs.then(statistics))
-}
-
-impl Mirror {
-    fn new(device: &Device, rows: usize, width: usize) -> Result<Self> {
-        let memory = device.take_array("what draws need", 4, &[rows, width])?;
-        device.driver().fill(memory.at(), 0, memory.bytes())?;
-        Ok(Self { memory, width, held: vec![0; rows * width] })
-    }
-
-    fn row(&self, number: usize) -> Address {
-        self.memory.offset(4 * number * self.width)
-    }
-
-    /// Makes `words` what a row begins with. Uploads from the first word that changes to the last.
-    fn refill(&mut self, device: &Device, number: usize, words: &[u32]) {
-        let held = &mut self.held[number * self.width..][..words.len()];
-        if let Some(changed) = super::step::refill(held, words) {
-            let to = self.row(number) + 4 * changed.start as Address;
-            device.attempt(|driver| driver.upload(to, bytes_of(&words[changed])));
-        }
-    }
 }

@@ -8,6 +8,15 @@ use crate::Result;
 /// A place in the device's memory; 0 is nowhere.
 pub type Address = u64;
 
+/// A page of a GPU's memory.
+pub const PAGE_BYTES: u64 = 2 << 20;
+
+/// What a GPU has less when `bytes` are taken: it gives whole pages, and small pieces of common ones.
+pub fn taken_bytes(bytes: u64) -> u64 {
+    const PIECE: u64 = 512;
+    bytes.next_multiple_of(if bytes > PAGE_BYTES / 2 { PAGE_BYTES } else { PIECE })
+}
+
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {

@@ -6,3 +6,8 @@
 struct Aligned<const N: usize>([u8; N]);
 
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+/// The version of CUDA that compiled them.
+pub(super) fn toolkit() -> Option<(u32, u32)> {
+    TOOLKIT
+}

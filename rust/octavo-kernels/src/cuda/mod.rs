@@ -13,12 +13,14 @@ pub mod shim; // the calls on the CPU
 pub mod null; // the calls, counted
 pub mod backend; // trait Backend: one launch per operation
 
+mod changes; // what is new of a step
 mod draws; // tokens drawn on the device
 mod graphs; // decode steps, recorded
 mod image; // compiled kernels
 mod linear; // which kernel makes a product
 mod matrix; // weights on the device
 mod nvidia; // the calls of a GPU
+mod places; // where block tables lie
 mod step; // a step's input on the device
 
 pub use backend::CudaBackend;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch};
+use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch, taken_bytes};
 use crate::Result;
 
 /// How often each call was made.
@@ -13,6 +13,8 @@ use crate::Result;
 pub struct Calls {
     /// Uploads.
     pub uploads: u64,
+    /// Bytes of them.
+    pub uploaded_bytes: u64,
     /// Downloads, at once or later.
     pub downloads: u64,
     /// Kernels that were launched or recorded.
@@ -28,6 +30,7 @@ pub struct Calls {
 pub struct Null {
     info: DeviceInfo,
     uploads: AtomicU64,
+    uploaded_bytes: AtomicU64,
     downloads: AtomicU64,
     launches: AtomicU64,
     replays: AtomicU64,
@@ -45,19 +48,17 @@ struct Held {
 }
 
 const MEMORY_BYTES: u64 = 1 << 40;
-/// What a GPU's driver gives is of such pieces.
-const ALIGNMENT: u64 = 512;
 
 impl Null {
     /// One that has been told nothing.
     pub fn new() -> Self {
-        let [uploads, downloads, launches, replays, taken] = Default::default();
+        let [uploads, uploaded_bytes, downloads, launches, replays, taken] = Default::default();
         let info =
             DeviceInfo { name: "nothing".to_owned(), capability: (8, 0), processors: 1, memory_bytes: MEMORY_BYTES };
-        Self { info, uploads, downloads, launches, replays, taken, held: Mutex::default() }
+        Self { info, uploads, uploaded_bytes, downloads, launches, replays, taken, held: Mutex::default() }
     }
 
-    /// Bytes that are held, in pieces as large as a GPU's driver gives.
+    /// Bytes that are held, as [`taken_bytes`] counts them.
     pub fn held_bytes(&self) -> u64 {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
@@ -67,6 +68,7 @@ impl Null {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Calls {
             uploads: of(&self.uploads),
+            uploaded_bytes: of(&self.uploaded_bytes),
             downloads: of(&self.downloads),
             launches: of(&self.launches),
             replays: of(&self.replays),
@@ -95,8 +97,8 @@ impl Driver for Null {
     }
     fn take(&self, _what: &'static str, bytes: usize) -> Result<Address> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = (bytes as u64).next_multiple_of(ALIGNMENT);
-        let at = held.next.max(ALIGNMENT);
+        let bytes = taken_bytes(bytes as u64);
+        let at = held.next.max(taken_bytes(1));
         held.next = at + bytes;
         held.bytes += bytes;
         held.of.insert(at, bytes);
@@ -109,7 +111,8 @@ impl Driver for Null {
     fn fill(&self, _at: Address, _byte: u8, _bytes: usize) -> Result<()> {
         Ok(())
     }
-    fn upload(&self, _to: Address, _from: &[u8]) -> Result<()> {
+    fn upload(&self, _to: Address, from: &[u8]) -> Result<()> {
+        self.uploaded_bytes.fetch_add(from.len() as u64, Ordering::Relaxed);
         count(&self.uploads)
     }
     fn download(&self, to: &mut [u8], _from: Address) -> Result<()> {

@@ -1,8 +1,14 @@
 //! The driver of a real GPU. Its library is opened at run time, so nothing here needs it to be there before a device is
-//! asked for. The one file with calls of it.
+//! asked for. The one room with calls of it.
+
+mod open; // the library, its devices, their kernels
+mod pinned; // memory of the host that is copied from and to in the background
+
+pub use open::devices;
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
@@ -11,9 +17,7 @@ use cudarc::driver::sys;
 use super::driver::{Address, DeviceInfo, Driver, GraphId, HostId, Launch};
 use super::image;
 use crate::{BackendError, Result};
-
-/// The library that was looked for.
-const LIBRARY: &str = "libcuda.so.1";
+use pinned::{HALF_BYTES, HostMemory, Staging};
 
 /// A GPU, its primary context, and one stream.
 pub struct Nvidia {
@@ -24,20 +28,8 @@ pub struct Nvidia {
     modules: Vec<sys::CUmodule>,
     state: Mutex<State>,
     staging: Mutex<Option<Staging>>,
+    recording: AtomicBool,
 }
-
-/// Pinned memory that everything goes through on its way to the device, in two halves: one is filled while the other is
-/// copied. So a large upload is a pipeline, and a small one costs no wait.
-struct Staging {
-    at: *mut u8,
-    /// What the half holds has been copied.
-    copied: [sys::CUevent; 2],
-    half: usize,
-    used: usize,
-}
-
-/// Bytes of a half.
-const HALF_BYTES: usize = 4 << 20;
 
 #[derive(Default)]
 struct State {
@@ -54,17 +46,6 @@ struct Function(sys::CUfunction);
 #[derive(Clone, Copy)]
 struct Graph(sys::CUgraphExec);
 
-/// Pinned memory, and the event of the last copy to it.
-#[derive(Clone, Copy)]
-struct HostMemory {
-    at: *mut u8,
-    bytes: usize,
-    copied: sys::CUevent,
-}
-
-// SAFETY: plain memory and a handle of the driver, which may be used from any thread.
-unsafe impl Send for HostMemory {}
-
 // SAFETY: handles of the driver, which may be used from any thread.
 unsafe impl Send for Function {}
 // SAFETY: a handle of the driver, which may be used from any thread.
@@ -78,90 +59,34 @@ fn failed(what: &str) -> impl Fn(DriverError) -> BackendError + '_ {
     move |error| BackendError::Device(format!("{what}: {}", words(error)))
 }
 
-/// The driver's own name of an error, and what it says about it.
+/// The driver's own name of an error, or its number, and what the driver says about it.
 fn words(error: DriverError) -> String {
-    let text = |found: Result<&CStr, DriverError>| found.map_or("?".into(), |text| text.to_string_lossy().into_owned());
-    format!("{} ({})", text(error.error_name()), text(error.error_string()))
-}
-
-/// Opens the driver's library and starts it. An error says what was looked for and where.
-fn start() -> Result<()> {
-    // SAFETY: opening the driver's library runs its initialisers, which is what it is for.
-    if !unsafe { sys::is_culib_present() } {
-        let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        return Err(BackendError::Unsupported(format!(
-            "there is no CUDA driver for a device: the dynamic linker finds no {LIBRARY} (nor libcuda.so) in \
-             LD_LIBRARY_PATH ({path:?}), its cache or the system's folders; it comes with NVIDIA's driver, not with a toolkit"
-        )));
+    let text = |found: Result<&CStr, DriverError>| found.ok().map(|text| text.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        _ if error.0 == sys::CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            "the libcuda that the dynamic linker finds first is one to link against, not a driver's".to_owned()
+        }
+        (Some(name), Some(meaning)) => format!("{name} ({meaning})"),
+        _ => format!("error {} of the driver", error.0 as u32),
     }
-    result::init().map_err(failed("the CUDA driver does not start"))
-}
-
-/// What every device of this machine is; an error if there is no driver.
-pub fn devices() -> Result<Vec<DeviceInfo>> {
-    start()?;
-    let count = result::device::get_count().map_err(failed("counting devices"))?;
-    (0..count).map(|ordinal| Ok(describe(ordinal)?.1)).collect()
-}
-
-fn describe(ordinal: c_int) -> Result<(sys::CUdevice, DeviceInfo)> {
-    use sys::CUdevice_attribute_enum as Attribute;
-    let asked = failed("asking what a device is");
-    let device = result::device::get(ordinal).map_err(&asked)?;
-    // SAFETY: the device was given by the driver on the line above.
-    let attribute = |which| unsafe { result::device::get_attribute(device, which) }.map_err(&asked);
-    let info = DeviceInfo {
-        name: result::device::get_name(device).map_err(&asked)?,
-        capability: (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
-        ),
-        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
-        // SAFETY: the device was given by the driver.
-        memory_bytes: unsafe { result::device::total_mem(device) }.map_err(&asked)? as u64,
-    };
-    Ok((device, info))
 }
 
 impl Nvidia {
     /// Opens device number `ordinal`.
     pub fn open(ordinal: usize) -> Result<Self> {
-        if image::IMAGES.is_empty() {
-            return Err(BackendError::Unsupported(
-                "this build of octavo has no kernels for a CUDA device: it was built without nvcc ($NVCC, \
-                 $CUDA_HOME/bin/nvcc or nvcc on the path)"
-                    .to_owned(),
-            ));
-        }
-        let all = devices()?;
-        if ordinal >= all.len() {
-            let names: Vec<_> = all.iter().map(|info| info.name.as_str()).collect();
-            return Err(BackendError::Device(format!(
-                "there is no device cuda:{ordinal}: the driver knows {} ({})",
-                all.len(),
-                names.join(", ")
-            )));
-        }
-        let (device, info) = describe(ordinal as c_int)?;
+        let (device, info, driver) = open::find(ordinal)?;
         let opened = failed("opening the device");
         // SAFETY: the device was given by the driver; what is retained is released in `drop`.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(&opened)?;
         let (stream, modules) = (std::ptr::null_mut(), Vec::new());
         let (state, staging) = (Mutex::default(), Mutex::default());
-        let mut this = Self { info, device, context, stream, modules, state, staging };
+        let recording = AtomicBool::new(false);
+        let mut this = Self { info, device, context, stream, modules, state, staging, recording };
         this.enter()?;
         this.staging = Mutex::new(Some(Staging::new().map_err(&opened)?));
         this.stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(&opened)?;
         for (name, image) in image::IMAGES {
-            // SAFETY: an image as nvcc made it, whole and aligned.
-            let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-            let module = module.map_err(|error| {
-                BackendError::Device(format!(
-                    "the kernels of {name} do not load on {}: {}",
-                    this.info.name,
-                    words(error)
-                ))
-            })?;
+            let module = open::load(name, image, &this.info, driver)?;
             this.modules.push(module);
         }
         Ok(this)
@@ -171,6 +96,14 @@ impl Nvidia {
     fn enter(&self) -> Result<()> {
         // SAFETY: retained until `drop`.
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("entering the device's context"))
+    }
+
+    /// The same, for what must not be part of a graph: the driver would record it, or spoil the graph.
+    fn enter_outside_recording(&self, what: &str) -> Result<()> {
+        if self.recording.load(Ordering::Relaxed) {
+            return Err(BackendError::Device(format!("{what} while a graph is recorded")));
+        }
+        self.enter()
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -222,65 +155,6 @@ impl State {
     }
 }
 
-impl HostMemory {
-    /// Gives it back.
-    ///
-    /// # Safety
-    /// Nothing is being copied to it any more, and the context is the thread's own.
-    unsafe fn free(self) {
-        // SAFETY: taken by `take_host`; given back once. Errors cannot be told to anybody.
-        unsafe {
-            let _ = result::free_host(self.at.cast());
-            let _ = result::event::destroy(self.copied);
-        }
-    }
-}
-
-impl Staging {
-    fn new() -> Result<Self, DriverError> {
-        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let copied = [event()?, event()?];
-        // SAFETY: given back by `free` only.
-        let at = unsafe { result::malloc_host(2 * HALF_BYTES, 0) }?;
-        Ok(Self { at: at.cast(), copied, half: 0, used: 0 })
-    }
-
-    /// Uploads at most a half. `from` may be used again at once.
-    fn upload(&mut self, to: Address, from: &[u8], stream: sys::CUstream) -> Result<(), DriverError> {
-        // SAFETY: the events live until `free`; the stream is the device's own.
-        unsafe {
-            if self.used + from.len() > HALF_BYTES {
-                result::event::record(self.copied[self.half], stream)?;
-                (self.half, self.used) = (1 - self.half, 0);
-                result::event::synchronize(self.copied[self.half])?;
-            }
-        }
-        let first = self.half * HALF_BYTES + self.used;
-        self.used += from.len();
-        // SAFETY: within the half, no byte of which is written again before its event says that it has been copied. Callers
-        // own what is written on the device.
-        unsafe {
-            let place = std::slice::from_raw_parts_mut(self.at.add(first), from.len());
-            place.copy_from_slice(from);
-            result::memcpy_htod_async(to, place, stream)
-        }
-    }
-
-    /// Gives everything back.
-    ///
-    /// # Safety
-    /// Nothing is being copied any more, and the context is the thread's own.
-    unsafe fn free(self) {
-        // SAFETY: taken in `new`; given back once. Errors cannot be told to anybody.
-        unsafe {
-            let _ = result::free_host(self.at.cast());
-            for event in self.copied {
-                let _ = result::event::destroy(event);
-            }
-        }
-    }
-}
-
 impl Driver for Nvidia {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -292,7 +166,7 @@ impl Driver for Nvidia {
     }
 
     fn take(&self, what: &'static str, bytes: usize) -> Result<Address> {
-        self.enter()?;
+        self.enter_outside_recording("memory is taken")?;
         // SAFETY: given back by `give_back` only.
         unsafe { result::malloc_sync(bytes) }.map_err(|DriverError(error)| match error {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_INVALID_VALUE => {
@@ -311,13 +185,17 @@ impl Driver for Nvidia {
     }
 
     fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<()> {
+        // The driver may call nothing at all invalid.
+        if bytes == 0 {
+            return Ok(());
+        }
         self.enter()?;
         // SAFETY: callers fill memory that they own.
         unsafe { result::memset_d8_async(at, byte, bytes, self.stream) }.map_err(failed("filling memory"))
     }
 
     fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("an upload")?;
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(staging) = staging.as_mut() else { return Err(BackendError::Device("no pinned memory".into())) };
         for (number, piece) in from.chunks(HALF_BYTES).enumerate() {
@@ -328,22 +206,21 @@ impl Driver for Nvidia {
     }
 
     fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("a download")?;
         // SAFETY: callers own what is read; the stream is waited for before `to` is let go.
         unsafe { result::memcpy_dtoh_async(to, from, self.stream) }.map_err(failed("downloading"))?;
         self.synchronize()
     }
 
     fn take_host(&self, what: &'static str, bytes: usize) -> Result<HostId> {
-        self.enter()?;
-        let copied = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let copied = copied.map_err(failed("taking memory of the host"))?;
-        // SAFETY: given back by `give_back_host` only.
-        let at = unsafe { result::malloc_host(bytes.max(1), 0) };
-        let at = at.map_err(|_| BackendError::OutOfMemory { what, bytes })?.cast();
+        self.enter_outside_recording("memory is taken")?;
+        let memory = HostMemory::take(bytes).map_err(|DriverError(error)| match error {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => BackendError::OutOfMemory { what, bytes },
+            other => failed("taking memory of the host")(DriverError(other)),
+        })?;
         let mut state = self.state();
         let id = state.next_id();
-        state.hosts.insert(id, HostMemory { at, bytes, copied });
+        state.hosts.insert(id, memory);
         Ok(id)
     }
 
@@ -358,7 +235,7 @@ impl Driver for Nvidia {
     }
 
     fn download_later(&self, host: HostId, first: usize, from: Address, bytes: usize) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("a download")?;
         let HostMemory { at, copied, .. } = self.host(host, first + bytes)?;
         // SAFETY: as many bytes are there, and nobody reads them before the event says that they have been copied. Callers
         // own what is read on the device.
@@ -370,7 +247,7 @@ impl Driver for Nvidia {
     }
 
     fn read_host(&self, to: &mut [u8], host: HostId) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("a download")?;
         let HostMemory { at, copied, .. } = self.host(host, to.len())?;
         // SAFETY: the event was made with the memory; after it nothing writes there until the next `download_later`.
         unsafe {
@@ -408,30 +285,35 @@ impl Driver for Nvidia {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("the device is waited for")?;
         // SAFETY: the stream lives until `drop`.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed("the device failed"))
     }
 
     fn begin_recording(&self) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("a graph is begun")?;
+        // Other threads of the process may do with the driver what they like.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives until `drop`.
-        unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed("recording a graph"))
+        unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed("recording a graph"))?;
+        self.recording.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn end_recording(&self) -> Result<GraphId> {
+        self.recording.store(false, Ordering::Relaxed);
         self.enter()?;
         let recorded = failed("recording a graph");
         // SAFETY: the stream lives until `drop`.
         let graph = unsafe { result::stream::end_capture(self.stream) }.map_err(&recorded)?;
-        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let mut instance = std::ptr::null_mut();
         // SAFETY: the graph was given by the driver two lines above, and is not used after `destroy`.
-        let instance = unsafe {
-            let instance = result::graph::instantiate(graph, flags);
+        let instantiated = unsafe {
+            let instantiated = sys::cuGraphInstantiateWithFlags(&raw mut instance, graph, 0).result();
             let _ = result::graph::destroy(graph);
-            instance.map_err(&recorded)?
+            instantiated
         };
+        instantiated.map_err(&recorded)?;
         let mut state = self.state();
         let id = state.next_id();
         state.graphs.insert(id, Graph(instance));
@@ -439,7 +321,7 @@ impl Driver for Nvidia {
     }
 
     fn replay(&self, graph: GraphId) -> Result<()> {
-        self.enter()?;
+        self.enter_outside_recording("a graph is run")?;
         let found = self.state().graphs.get(&graph).copied();
         let Graph(graph) = found.ok_or_else(|| BackendError::Device(format!("no graph {graph}")))?;
         // SAFETY: graph and stream live until they are dropped.
@@ -482,6 +364,8 @@ impl Drop for Nvidia {
             if !self.stream.is_null() {
                 let _ = result::stream::destroy(self.stream);
             }
+            // The context may end with this, and must not be left as the thread's own.
+            let _ = result::ctx::set_current(std::ptr::null_mut());
             let _ = result::primary_ctx::release(self.device);
         }
     }

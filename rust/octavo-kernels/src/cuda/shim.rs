@@ -3,11 +3,11 @@
 //! from (see `cu/shim`).
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Address, ArgumentKind, DeviceInfo, Driver, GraphId, HostId, Launch};
+use super::driver::{Address, ArgumentKind, DeviceInfo, Driver, GraphId, HostId, Launch, taken_bytes};
 use crate::{BackendError, Result};
 
 /// What the pretended device has. Enough for small models, and little enough that a cache that fills it is soon made.
@@ -28,9 +28,13 @@ struct State {
     taken: BTreeMap<Address, usize>,
     taken_bytes: u64,
     kernels: HashMap<String, Kernel>,
-    /// Launches so far: every second one goes through its threads backwards.
-    launches: u64,
+    /// Launches so far: in which order a launch goes through its threads hangs on its number.
+    launches: usize,
     recording: Option<Vec<Work>>,
+    /// What was done while something was recorded, and spoils it.
+    spoiled: Option<&'static str>,
+    /// Kernels that have been launched, so that a driver has loaded them: it may not be able to while it records.
+    loaded: HashSet<String>,
     graphs: HashMap<GraphId, Vec<Work>>,
     hosts: HashMap<HostId, Vec<u8>>,
     /// The next graph or memory of the host.
@@ -80,7 +84,7 @@ unsafe extern "C" {
         shared_bytes: usize,
         arguments: *const ArgumentOfShim,
         count: usize,
-        backwards: bool,
+        number: usize,
         message: *mut c_char,
         message_bytes: usize,
     ) -> c_int;
@@ -144,9 +148,14 @@ impl State {
 
     /// Records `work`, or does it.
     fn take_on(&mut self, work: Work) -> Result<()> {
-        match &mut self.recording {
-            Some(recorded) => recorded.push(work),
-            None => self.run(&work)?,
+        match (&mut self.recording, &work) {
+            (Some(_), Work::Launch(Launch { kernel, .. })) if !self.loaded.contains(kernel) => {
+                return Err(failed(format!(
+                    "kernel {kernel} is launched for the first time while a graph is recorded"
+                )));
+            }
+            (Some(recorded), _) => recorded.push(work),
+            (None, _) => self.run(&work)?,
         }
         Ok(())
     }
@@ -196,6 +205,9 @@ impl State {
             arguments.push(ArgumentOfShim { bits, kind, unused: 0, begin, end });
         }
         let [x, y, z] = launch.grid;
+        if !self.loaded.contains(&launch.kernel) {
+            self.loaded.insert(launch.kernel.clone());
+        }
         self.launches += 1;
         let mut message = [0u8; 512];
         // SAFETY: the kernel comes from the list, the arguments and the message outlive the call. What the kernel does to
@@ -208,7 +220,7 @@ impl State {
                 launch.shared_bytes as usize,
                 arguments.as_ptr(),
                 arguments.len(),
-                self.launches.is_multiple_of(2),
+                self.launches,
                 message.as_mut_ptr().cast(),
                 message.len(),
             )
@@ -236,7 +248,7 @@ impl Driver for Shim {
         let mut state = self.state();
         state.outside_recording("memory is taken")?;
         let refused = BackendError::OutOfMemory { what, bytes };
-        if bytes == 0 || bytes as u64 > self.info.memory_bytes - state.taken_bytes {
+        if bytes == 0 || taken_bytes(bytes as u64) > self.info.memory_bytes - state.taken_bytes {
             return Err(refused);
         }
         let Ok(layout) = Layout::from_size_align(bytes, ALIGNMENT) else { return Err(refused) };
@@ -248,14 +260,17 @@ impl Driver for Shim {
         // SAFETY: as many bytes as were just taken.
         unsafe { at.write_bytes(POISON, bytes) };
         state.taken.insert(at as Address, bytes);
-        state.taken_bytes += bytes as u64;
+        state.taken_bytes += taken_bytes(bytes as u64);
         Ok(at as Address)
     }
 
     fn give_back(&self, at: Address) {
         let mut state = self.state();
         let Some(bytes) = state.taken.remove(&at) else { return };
-        state.taken_bytes -= bytes as u64;
+        if state.recording.is_some() {
+            state.spoiled = Some("memory is given back");
+        }
+        state.taken_bytes -= taken_bytes(bytes as u64);
         let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("it was taken with this layout");
         // SAFETY: taken with this layout, and given back once: it was still in the map.
         unsafe { dealloc(at as *mut u8, layout) };
@@ -323,7 +338,7 @@ impl Driver for Shim {
     }
 
     fn synchronize(&self) -> Result<()> {
-        Ok(())
+        self.state().outside_recording("the device is waited for")
     }
 
     fn begin_recording(&self) -> Result<()> {
@@ -336,6 +351,9 @@ impl Driver for Shim {
     fn end_recording(&self) -> Result<GraphId> {
         let mut state = self.state();
         let recorded = state.recording.take().ok_or_else(|| failed("no graph is being recorded".to_owned()))?;
+        if let Some(what) = state.spoiled.take() {
+            return Err(failed(format!("{what} while a graph is recorded")));
+        }
         let graph = state.next_id();
         state.graphs.insert(graph, recorded);
         Ok(graph)

@@ -22,7 +22,7 @@ use crate::error::LoadError;
 use crate::execute::Executor;
 use crate::execute::local::LocalExecutor;
 use crate::execute::machine::free_memory_bytes;
-use crate::execute::memory::{MemoryPlan, MemoryRequest};
+use crate::execute::memory::{DeviceBytes, MemoryPlan, MemoryRequest};
 use crate::execute::rehearsal::{device_bytes, step_limits};
 use crate::grammar::Grammars;
 use crate::load::{ModelFiles, WeightDtype};
@@ -253,12 +253,14 @@ impl Loader {
             Some(device) => (device.driver().free_bytes().ok(), matrices.as_run),
         };
         let kv_cache_dtype = self.config.kv_cache_dtype.unwrap_or(dtype);
-        let device_bytes = |max_model_len| {
-            let (rows, cache) = (self.config.batched_tokens(), (self.config.block_size, kv_cache_dtype));
-            device_bytes(&model.spec, (rows, self.config.max_num_seqs), cache, max_model_len)
-        };
-        let refused = |source| LoadError::Backend { path: path.to_owned(), source };
-        let longest = self.config.max_model_len.unwrap_or(usize::MAX).min(model.spec.max_positions);
+        let cache = (self.config.block_size, kv_cache_dtype);
+        let device_bytes = |rows, seqs, longest| device_bytes(&model.spec, (rows, seqs), cache, longest);
+        if gpu.is_some() {
+            // What the device has no kernel for is no matter of its size.
+            let refused = |source| LoadError::Backend { path: path.to_owned(), source };
+            device_bytes(1, 1, self.config.block_size).map_err(refused)?;
+        }
+        let device_bytes = |rows, seqs, longest| device_bytes(rows, seqs, longest).unwrap_or(u64::MAX);
         let request = MemoryRequest {
             free_bytes,
             weights_bytes,
@@ -268,16 +270,9 @@ impl Loader {
             block_size: self.config.block_size,
             kv_cache_dtype,
             kv_cache_bytes: self.config.kv_cache_bytes,
-            device_bytes: gpu.map(|_| device_bytes(longest)).transpose().map_err(refused)?,
+            device_bytes: gpu.map(|_| &device_bytes as DeviceBytes<'_>),
         };
-        let plan = MemoryPlan::new(&model.spec, &request)?;
-        if !plan.shortened || gpu.is_none() {
-            return Ok(plan);
-        }
-        // Shorter sequences need less beside the cache.
-        let (max_model_len, device_bytes) = (Some(plan.max_model_len), device_bytes(plan.max_model_len).ok());
-        let again = MemoryPlan::new(&model.spec, &MemoryRequest { max_model_len, device_bytes, ..request });
-        Ok(again.map_or(plan, |again| MemoryPlan { shortened: true, ..again }))
+        MemoryPlan::new(&model.spec, &request)
     }
 
     /// The model on its device; what the device calls itself; bytes of packed weights.

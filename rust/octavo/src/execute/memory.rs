@@ -1,6 +1,8 @@
 //! How memory is divided when a model is loaded: weights, working buffers, and what is left for the KV cache. Arithmetic
 //! only; the result can be printed.
 
+mod fits; // what would
+
 use std::fmt;
 
 use octavo_kernels::{CacheDtype, CacheShape};
@@ -9,6 +11,7 @@ use crate::error::LoadError;
 use crate::kv::KvLayout;
 use crate::model::decoder::workspace_bytes;
 use crate::model::{DecoderSpec, LayerGroups};
+use fits::{SMALLER_MODEL, what_fits};
 
 /// Unless told otherwise, the KV cache takes at most this share of what weights and buffers leave …
 const DEFAULT_SHARE: u64 = 4;
@@ -19,8 +22,8 @@ const DEFAULT_MOST: u64 = 2 << 30;
 const RESERVED_SHARE: u64 = 64;
 
 /// What the division depends on, besides the model.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryRequest {
+#[derive(Clone, Copy)]
+pub struct MemoryRequest<'a> {
     /// Bytes that may be taken, before the weights are packed; `None`: unknown, nothing is refused.
     pub free_bytes: Option<u64>,
     /// Bytes of the weights, packed.
@@ -37,9 +40,20 @@ pub struct MemoryRequest {
     pub kv_cache_dtype: CacheDtype,
     /// Bytes for the KV cache; `None`: sized here.
     pub kv_cache_bytes: Option<u64>,
-    /// Of a device with memory of its own: what its backend takes beside weights and cache for sequences at their longest
-    /// (see [`super::rehearsal`]). `None`: this machine's memory, of which others want some too.
-    pub device_bytes: Option<u64>,
+    /// Of a device with memory of its own. `None`: this machine's memory, of which others want some too.
+    pub device_bytes: Option<DeviceBytes<'a>>,
+}
+
+/// What a device's backend takes beside weights and cache (see [`super::rehearsal`]) for steps of so many rows, so many
+/// sequences, and so many tokens of the longest.
+pub type DeviceBytes<'a> = &'a dyn Fn(usize, usize, usize) -> u64;
+
+/// Why memory cannot be divided so.
+enum Refusal {
+    /// A setting is wrong, however much there is.
+    Setting(String),
+    /// There is too little; and what would fit, where that is known.
+    TooLittle(String, Option<String>),
 }
 
 /// How memory is divided.
@@ -67,54 +81,19 @@ pub struct MemoryPlan {
 
 impl MemoryPlan {
     /// Divides memory, or says what does not fit and which setting would.
-    pub fn new(spec: &DecoderSpec, request: &MemoryRequest) -> Result<Self, LoadError> {
-        let workspace_bytes =
-            request.device_bytes.unwrap_or_else(|| workspace_bytes(spec, request.max_num_batched_tokens));
-        let reserved_bytes = match request.device_bytes {
-            Some(_) => request.free_bytes.unwrap_or_default() / RESERVED_SHARE,
-            None => 0,
-        };
-        let left = left_for_cache(request, workspace_bytes, reserved_bytes)?;
-        let wanted_len = wanted_len(spec, request)?;
-        let groups = LayerGroups::new(spec, wanted_len);
-        let layout = KvLayout { block_size: request.block_size, windows: groups.windows.clone() };
-        let shape = |blocks| groups.cache_shape(spec, blocks, request.block_size, request.kv_cache_dtype);
-        let block_bytes = shape(1).block_bytes() as u64;
-        let wanted_blocks = layout.blocks_for(wanted_len) as u64;
-
-        let budget = match request.kv_cache_bytes {
-            Some(bytes) if left.is_some_and(|left| bytes > left) => {
-                let left = left.unwrap_or_default();
-                return Err(LoadError::OutOfMemory(format!(
-                    "kv_cache_bytes is {bytes} ({}), but weights and buffers leave {}; kv_cache_bytes={left} would fit",
-                    Bytes(bytes),
-                    Bytes(left)
-                )));
+    pub fn new(spec: &DecoderSpec, request: &MemoryRequest<'_>) -> Result<Self, LoadError> {
+        let plan = divide(spec, request).map_err(|refusal| match refusal {
+            Refusal::Setting(why) => LoadError::Setting(why),
+            Refusal::TooLittle(why, fits) => {
+                LoadError::OutOfMemory(format!("{why}; {}", fits.unwrap_or_else(|| what_fits(spec, request))))
             }
-            Some(bytes) => bytes,
-            None if request.device_bytes.is_some() => left.unwrap_or(DEFAULT_MOST),
-            None => default_budget(left, wanted_blocks * block_bytes),
-        };
-        let most =
-            wanted_blocks.saturating_mul(request.max_num_seqs as u64).saturating_add(chunk_blocks(&layout, request));
-        // More blocks than every sequence at its longest can fill would only be useful as a memory of prefixes, so a
-        // stated budget is used whole and a default one is not.
-        let blocks =
-            if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
-        // Slots are counted in u32.
-        let blocks = blocks.min(u64::from(u32::MAX) / request.block_size as u64);
-        let max_model_len = fit_len(request, &layout, wanted_len, blocks, block_bytes, left)?;
-        Ok(Self {
-            free_bytes: request.free_bytes,
-            weights_bytes: request.weights_bytes,
-            reserved_bytes,
-            workspace_bytes,
-            cache: shape(blocks as usize),
-            groups,
-            max_model_len,
-            shortened: max_model_len < wanted_len,
-            sized_here: request.kv_cache_bytes.is_none(),
-        })
+        })?;
+        if !plan.shortened || request.device_bytes.is_none() {
+            return Ok(plan);
+        }
+        // Shorter sequences need less beside the cache.
+        let again = divide(spec, &MemoryRequest { max_model_len: Some(plan.max_model_len), ..*request });
+        Ok(again.map_or(plan, |again| Self { shortened: true, ..again }))
     }
 
     /// How positions lie in the cache's blocks.
@@ -128,37 +107,90 @@ impl MemoryPlan {
     }
 }
 
+/// Divides memory.
+fn divide(spec: &DecoderSpec, request: &MemoryRequest<'_>) -> Result<MemoryPlan, Refusal> {
+    let MemoryRequest { max_num_batched_tokens: rows, max_num_seqs: seqs, .. } = *request;
+    let wanted_len = wanted_len(spec, request)?;
+    let workspace_bytes = match request.device_bytes {
+        Some(device_bytes) => device_bytes(rows, seqs, wanted_len),
+        None => workspace_bytes(spec, rows),
+    };
+    let reserved_bytes = match request.device_bytes {
+        Some(_) => request.free_bytes.unwrap_or_default() / RESERVED_SHARE,
+        None => 0,
+    };
+    let left = left_for_cache(request, workspace_bytes, reserved_bytes)?;
+    let groups = LayerGroups::new(spec, wanted_len);
+    let layout = KvLayout { block_size: request.block_size, windows: groups.windows.clone() };
+    let shape = |blocks| groups.cache_shape(spec, blocks, request.block_size, request.kv_cache_dtype);
+    let block_bytes = shape(1).block_bytes() as u64;
+    let wanted_blocks = layout.blocks_for(wanted_len) as u64;
+
+    let budget = match request.kv_cache_bytes {
+        Some(bytes) if left.is_some_and(|left| bytes > left) => {
+            let left = left.unwrap_or_default();
+            let why =
+                format!("kv_cache_bytes is {bytes} ({}), but weights and buffers leave {}", Bytes(bytes), Bytes(left));
+            let fits = divide(spec, &MemoryRequest { kv_cache_bytes: Some(left), ..*request }).is_ok();
+            return Err(Refusal::TooLittle(why, fits.then(|| format!("kv_cache_bytes={left} would fit"))));
+        }
+        Some(bytes) => bytes,
+        None if request.device_bytes.is_some() => left.unwrap_or(DEFAULT_MOST),
+        None => default_budget(left, wanted_blocks * block_bytes),
+    };
+    let most = wanted_blocks.saturating_mul(seqs as u64).saturating_add(chunk_blocks(&layout, request));
+    // More blocks than every sequence at its longest can fill would only be useful as a memory of prefixes, so a
+    // stated budget is used whole and a default one is not.
+    let blocks = if request.kv_cache_bytes.is_some() { budget / block_bytes } else { most.min(budget / block_bytes) };
+    // Slots are counted in u32.
+    let blocks = blocks.min(u64::from(u32::MAX) / request.block_size as u64);
+    let max_model_len = fit_len(request, &layout, wanted_len, blocks, block_bytes, left)?;
+    Ok(MemoryPlan {
+        free_bytes: request.free_bytes,
+        weights_bytes: request.weights_bytes,
+        reserved_bytes,
+        workspace_bytes,
+        cache: shape(blocks as usize),
+        groups,
+        max_model_len,
+        shortened: max_model_len < wanted_len,
+        sized_here: request.kv_cache_bytes.is_none(),
+    })
+}
+
 /// Bytes that weights and buffers leave.
 fn left_for_cache(
-    request: &MemoryRequest,
+    request: &MemoryRequest<'_>,
     workspace_bytes: u64,
     reserved_bytes: u64,
-) -> Result<Option<u64>, LoadError> {
+) -> Result<Option<u64>, Refusal> {
     let Some(free) = request.free_bytes else { return Ok(None) };
     let free = free - reserved_bytes;
     let needed = request.weights_bytes.saturating_add(workspace_bytes);
     match free.checked_sub(needed) {
         Some(left) if left > 0 => Ok(Some(left)),
         _ => {
-            let advice = match (request.weights_bytes < free, request.device_bytes) {
-                (false, _) => "a smaller or more strongly quantised model would fit",
-                (true, None) => "a smaller max_num_batched_tokens would fit",
-                (true, Some(_)) => "a smaller max_num_batched_tokens, max_num_seqs or max_model_len would fit",
-            };
-            Err(LoadError::OutOfMemory(format!(
-                "the weights need {} and the buffers for max_num_batched_tokens={} need {}, but {} is free; {advice}",
+            let why = format!(
+                "the weights need {} and the buffers for max_num_batched_tokens={}{} need {}, but {} is free",
                 Bytes(request.weights_bytes),
                 request.max_num_batched_tokens,
+                if request.device_bytes.is_some() {
+                    format!(" and max_num_seqs={}", request.max_num_seqs)
+                } else {
+                    String::new()
+                },
                 Bytes(workspace_bytes),
                 Bytes(free)
-            )))
+            );
+            // Nobody need look for what would fit beside them.
+            Err(Refusal::TooLittle(why, (request.weights_bytes >= free).then(|| SMALLER_MODEL.to_owned())))
         }
     }
 }
 
-fn wanted_len(spec: &DecoderSpec, request: &MemoryRequest) -> Result<usize, LoadError> {
+fn wanted_len(spec: &DecoderSpec, request: &MemoryRequest<'_>) -> Result<usize, Refusal> {
     match request.max_model_len {
-        Some(len) if len > spec.most_positions() => Err(LoadError::Setting(format!(
+        Some(len) if len > spec.most_positions() => Err(Refusal::Setting(format!(
             "max_model_len is {len}, but the model was made for {} positions",
             spec.most_positions()
         ))),
@@ -168,7 +200,7 @@ fn wanted_len(spec: &DecoderSpec, request: &MemoryRequest) -> Result<usize, Load
 }
 
 /// What the longest chunk of a prompt takes in groups with a window, for as long as its step runs.
-fn chunk_blocks(layout: &KvLayout, request: &MemoryRequest) -> u64 {
+fn chunk_blocks(layout: &KvLayout, request: &MemoryRequest<'_>) -> u64 {
     let windows = layout.windows.iter().flatten().count();
     (windows * layout.entries(request.max_num_batched_tokens)) as u64
 }
@@ -182,13 +214,13 @@ fn default_budget(left: Option<u64>, one_sequence: u64) -> u64 {
 
 /// The longest sequence that the cache holds; an error if that is less than what was asked for, or nothing at all.
 fn fit_len(
-    request: &MemoryRequest,
+    request: &MemoryRequest<'_>,
     layout: &KvLayout,
     wanted_len: usize,
     blocks: u64,
     block_bytes: u64,
     left: Option<u64>,
-) -> Result<usize, LoadError> {
+) -> Result<usize, Refusal> {
     let holds = layout.longest(usize::try_from(blocks).unwrap_or(usize::MAX), wanted_len);
     if holds == wanted_len || (request.max_model_len.is_none() && holds > 0) {
         return Ok(holds);
@@ -201,17 +233,17 @@ fn fit_len(
         }
         None => format!("the KV cache's default share of {}", Bytes(left.unwrap_or_default())),
     };
-    let advice = match left {
-        Some(left) if needed > left && holds == 0 => "; there is not that much left".to_owned(),
-        Some(left) if needed > left => format!("; max_model_len={holds} would fit"),
-        _ => format!("; kv_cache_bytes={needed} would fit"),
+    let fits = match left {
+        Some(left) if needed > left => (holds > 0).then(|| format!("max_model_len={holds} would fit")),
+        _ => Some(format!("kv_cache_bytes={needed} would fit")),
     };
-    Err(LoadError::OutOfMemory(format!(
-        "one sequence of {wanted_len} tokens needs {} of KV cache ({} per block of {}), but {what} holds {holds} tokens{advice}",
+    let why = format!(
+        "one sequence of {wanted_len} tokens needs {} of KV cache ({} per block of {}), but {what} holds {holds} tokens",
         Bytes(needed),
         Bytes(block_bytes),
         request.block_size
-    )))
+    );
+    Err(Refusal::TooLittle(why, fits))
 }
 
 impl fmt::Display for MemoryPlan {
@@ -298,7 +330,7 @@ mod tests {
 
     const BLOCK: u64 = 64 << 10;
 
-    fn request(free_bytes: Option<u64>) -> MemoryRequest {
+    fn request(free_bytes: Option<u64>) -> MemoryRequest<'static> {
         MemoryRequest {
             free_bytes,
             weights_bytes: 100 << 20,
@@ -312,7 +344,7 @@ mod tests {
         }
     }
 
-    fn error(request: &MemoryRequest) -> String {
+    fn error(request: &MemoryRequest<'_>) -> String {
         MemoryPlan::new(&spec(), request).unwrap_err().to_string()
     }
 
@@ -367,7 +399,8 @@ mod tests {
 
     #[test]
     fn of_a_device_all_that_is_left_is_for_the_cache() {
-        let plenty = MemoryRequest { device_bytes: Some(3 << 20), max_num_seqs: 1 << 12, ..request(Some(256 << 20)) };
+        let plenty =
+            MemoryRequest { device_bytes: Some(&|_, _, _| 3 << 20), max_num_seqs: 1 << 12, ..request(Some(256 << 20)) };
         let plan = MemoryPlan::new(&spec(), &plenty).unwrap();
         assert_eq!((plan.reserved_bytes, plan.workspace_bytes), (4 << 20, 3 << 20));
         assert_eq!(plan.cache.bytes(), (256 - 100 - 4 - 3) << 20);
@@ -375,16 +408,58 @@ mod tests {
         assert!(plan.to_string().contains("left to it"), "{plan}");
         let asked = MemoryRequest { kv_cache_bytes: Some(150 << 20), ..plenty };
         assert!(error(&asked).contains(&format!("kv_cache_bytes={} would fit", 149 << 20)), "{}", error(&asked));
-        let tight = MemoryRequest { device_bytes: Some(160 << 20), ..plenty };
-        assert!(error(&tight).contains("max_num_seqs or max_model_len would fit"), "{}", error(&tight));
-        let long = MemoryRequest { max_model_len: Some(4096), device_bytes: Some(140 << 20), ..plenty };
+        let long = MemoryRequest { max_model_len: Some(4096), device_bytes: Some(&|_, _, _| 140 << 20), ..plenty };
         assert!(error(&long).contains("max_model_len=3072 would fit"), "{}", error(&long));
     }
 
+    /// Whoever takes the advice has a plan, and whoever asks for one more has none.
     #[test]
-    fn what_leaves_nothing_names_its_cause() {
+    fn what_leaves_nothing_says_what_would_fit() {
         assert!(error(&request(Some(50 << 20))).contains("a smaller or more strongly quantised model"));
-        assert!(error(&request(Some(101 << 20))).contains("a smaller max_num_batched_tokens"));
+        let value = |message: &str, name: &str| -> usize {
+            let value = message.split(&format!("{name}=")).last().and_then(|rest| rest.split([' ', ',']).next());
+            value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{message}: {name}"))
+        };
+        let check = |request: MemoryRequest<'_>, name: &str, set: &dyn Fn(&mut MemoryRequest<'_>, usize)| {
+            let message = error(&request);
+            let value = value(&message, name);
+            let planned = |value| {
+                let mut other = request;
+                set(&mut other, value);
+                MemoryPlan::new(&spec(), &other)
+            };
+            assert!(message.ends_with(" would fit") && planned(value).is_ok(), "{message}");
+            assert!(planned(value + 1).is_err(), "{message}: so would {name}={}", value + 1);
+        };
+        check(request(Some(101 << 20)), "max_num_batched_tokens", &|request, rows| {
+            request.max_num_batched_tokens = rows
+        });
+
+        let bytes = |rows: usize, seqs: usize, len: usize| ((rows * 4 + seqs * len / 16) as u64) << 10;
+        let device = MemoryRequest {
+            device_bytes: Some(&bytes),
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            ..request(Some(256 << 20))
+        };
+        let tight = MemoryRequest { free_bytes: Some(170 << 20), ..device };
+        check(tight, "max_num_seqs", &|request, seqs| request.max_num_seqs = seqs);
+        check(tight, "max_model_len", &|request, len| request.max_model_len = Some(len));
+        check(
+            MemoryRequest { max_num_seqs: 16, max_num_batched_tokens: 1 << 15, ..tight },
+            "max_num_batched_tokens",
+            &|request, rows| request.max_num_batched_tokens = rows,
+        );
+        let together = MemoryRequest { free_bytes: Some(106 << 20), max_num_batched_tokens: 1 << 14, ..device };
+        let message = error(&together);
+        let [rows, seqs, len] =
+            ["max_num_batched_tokens", "max_num_seqs", "max_model_len"].map(|name| value(&message, name));
+        assert!(message.contains("together would fit"), "{message}");
+        let taken =
+            MemoryRequest { max_num_batched_tokens: rows, max_num_seqs: seqs, max_model_len: Some(len), ..together };
+        assert!(MemoryPlan::new(&spec(), &taken).is_ok(), "{message}");
+        let none = MemoryRequest { device_bytes: Some(&|_, _, _| 160 << 20), ..device };
+        assert!(error(&none).ends_with("a smaller or more strongly quantised model would fit"), "{}", error(&none));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! How much of a device's memory a model takes beside its weights and its KV cache, asked of the backend itself over a device
 //! that only counts. So nothing is forgotten, and nothing is taken later.
 
+use octavo_kernels::cuda::driver::PAGE_BYTES;
 use octavo_kernels::cuda::{CudaBackend, Device};
 use octavo_kernels::{CacheDtype, Result, StepLimits};
 
@@ -19,12 +20,12 @@ pub fn step_limits(
         rows: max_num_batched_tokens,
         segments: max_num_seqs,
         groups: layout.groups(),
-        table_entries: max_num_seqs * layout.entries(max_model_len),
+        table_entries: layout.entries(max_model_len),
     }
 }
 
-/// What the backend takes: a step's input, activations, attention's splits, what drawing tokens needs, and the blocks of the
-/// cache that are no sequence's.
+/// What the backend takes: a step's input, activations, attention's splits, what drawing tokens needs, the blocks of the
+/// cache that are no sequence's, and what is left over of its last page.
 pub fn device_bytes(
     spec: &DecoderSpec,
     (max_num_batched_tokens, max_num_seqs): (usize, usize),
@@ -37,5 +38,5 @@ pub fn device_bytes(
     let limits = step_limits(max_num_batched_tokens, max_num_seqs, &layout, max_model_len);
     let mut backend = CudaBackend::open(device, limits)?;
     let cache = groups.cache_shape(spec, 0, block_size, dtype);
-    rehearse(&mut backend, spec, cache, max_num_batched_tokens, || count.held_bytes())
+    rehearse(&mut backend, spec, cache, max_num_batched_tokens, || count.held_bytes() + PAGE_BYTES)
 }

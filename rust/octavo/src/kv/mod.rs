@@ -15,8 +15,11 @@ use crate::request::Time;
 
 mod contents;
 mod explain;
+mod ghosts;
 mod habit;
+mod idle;
 mod layout;
+mod past;
 mod pool;
 mod prefix;
 mod sessions;
@@ -24,9 +27,11 @@ mod table;
 
 use contents::Contents;
 pub use explain::{CacheExplanation, MissReason};
-use habit::Ghosts;
-pub use habit::{Ghost, Habit};
+pub use ghosts::Ghost;
+use ghosts::Ghosts;
+pub use habit::Habit;
 pub use layout::KvLayout;
+pub use past::{Mark, Past};
 pub use pool::{BlockId, Pool, Taken};
 pub use prefix::{PrefixChain, PrefixIndex, PrefixKey};
 pub use sessions::{Pin, PinFate, SessionEvent, SessionReport, Sessions};
@@ -186,8 +191,8 @@ impl KvCache {
             // The first group last: its length is the table's.
             for group in (0..self.layout.groups()).rev() {
                 let Taken { block, evicted } = self.pool.take(now).expect("the room was counted");
-                if let Some((uses, touched)) = evicted {
-                    self.forget(block, uses, touched, now);
+                if let Some(past) = evicted {
+                    self.forget(block, past, now);
                 }
                 table.push(group, block, self.pool.rent(block, now));
             }
@@ -237,7 +242,7 @@ impl KvCache {
         blocks.iter().map(borrow).collect()
     }
 
-    fn forget(&mut self, block: BlockId, uses: u32, touched: u64, now: Time) {
+    fn forget(&mut self, block: BlockId, past: Past, now: Time) {
         if self.notes.are_watched() && self.prefixes.names(block) {
             let (key, group) = self.prefixes.name(block);
             self.notes.push(|| EngineEvent::BlockRemoved { hash: key.short(), group });
@@ -245,7 +250,23 @@ impl KvCache {
         self.contents.remove(block);
         for index in [&mut self.prefixes, &mut self.tails] {
             if index.names(block) {
-                self.ghosts.insert(index.forget(block), uses, touched, now);
+                self.ghosts.insert(index.forget(block), past, now);
+            }
+        }
+    }
+
+    /// Marks a table's blocks with what the request is like whose they are, before it gives them back: how blocks come back
+    /// is learnt for each kind of request. The last block that was known before tells whether it goes on from the end of an
+    /// earlier one.
+    pub fn mark(&mut self, table: &BlockTable, prompt_tokens: usize, answer_tokens: usize) {
+        let pasts = || table.blocks(0)[table.outside(0)..].iter().map(|&block| self.pool.past(block));
+        let new = pasts().filter(|past| past.uses == 1).count() * self.layout.block_size;
+        let continues = pasts().rev().find(|past| past.uses > 1).is_some_and(|past| past.mark.is_end);
+        let mark = Mark::new(continues, new, answer_tokens);
+        for group in 0..self.layout.groups() {
+            for (index, &block) in table.blocks(group).iter().enumerate().skip(table.outside(group)) {
+                let is_end = index + 2 >= prompt_tokens / self.layout.block_size;
+                self.pool.mark(block, mark.at_end(is_end));
             }
         }
     }

@@ -11,7 +11,7 @@ use std::hash::{Hash, Hasher};
 use sha2::{Digest, Sha256};
 
 use super::BlockId;
-use super::habit::Name;
+use super::ghosts::Name;
 
 /// The name of a prefix that ends at a block's edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::Path;
 
 use octavo_kernels::cpu::pack::packed_bytes;
+use octavo_kernels::cuda::driver::taken_bytes;
 use octavo_kernels::{Backend, BackendError, CacheDtype, DType, Weight};
 
 use super::families::{ExpertNames, Model, WeightNames};
@@ -83,8 +84,8 @@ pub struct Linear<M, V> {
 /// Told of bytes done and bytes in all; `false` stops the load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// A device's memory is of such pieces.
-const ALIGNMENT: u64 = 512;
+/// Parts of a matrix begin at multiples of this on a device.
+const ALIGNMENT: u64 = 256;
 
 /// What the matrices of a model take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,8 +94,7 @@ pub struct MatrixBytes {
     pub stored: u64,
     /// Packed for the CPU.
     pub packed: u64,
-    /// On a device: as rows of the types that they are run as, and what begins anew there at a multiple of [`ALIGNMENT`];
-    /// with norms and biases.
+    /// On a device, as rows of the types that they are run as: what it has less for them, norms and biases.
     pub as_run: u64,
     /// Those that are not run as the type they are stored in.
     pub converted: Vec<Converted>,
@@ -185,6 +185,7 @@ impl Sink for Count {
 
     fn matrix(&mut self, at: &Path, parts: &[Weight<'_>]) -> Result<((), u64), LoadError> {
         let before = self.0.packed;
+        let mut as_run = 0;
         for part in parts {
             let Weight { dtype, rows, cols, bytes, run_as } = *part;
             let packed = packed_bytes(run_as, rows, cols).ok_or_else(|| {
@@ -192,12 +193,13 @@ impl Sink for Count {
             })?;
             self.0.add(dtype, run_as, bytes.len() as u64, packed as u64);
             let bytes = run_as.row_bytes(cols).unwrap_or_default() as u64 * rows as u64;
-            self.0.as_run += bytes.next_multiple_of(ALIGNMENT);
+            as_run += bytes.next_multiple_of(ALIGNMENT);
         }
+        self.0.as_run += taken_bytes(as_run);
         Ok(((), self.0.packed - before))
     }
     fn vector(&mut self, _: &Path, values: &[f32]) -> Result<(), LoadError> {
-        self.0.as_run += (size_of_val(values) as u64).next_multiple_of(ALIGNMENT);
+        self.0.as_run += taken_bytes(size_of_val(values) as u64);
         Ok(())
     }
 }

@@ -322,6 +322,7 @@ impl Scheduler {
 
     /// The one place where a request ends.
     fn finish(&mut self, mut sequence: Box<Sequence>, finish: Finish, now: Time) {
+        sequence.mark_blocks(&mut self.kv);
         match sequence.request.session {
             Some(id) if matches!(finish, Finish::Error(_)) || sequence.computed == 0 => {
                 self.sessions.lose(id, &mut self.kv, now)

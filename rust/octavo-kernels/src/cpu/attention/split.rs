@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::{Item, Job};
 use crate::{
-    KV_SPLIT,
+    KV_SPLIT, Mask,
     cpu::{
         cache::{Element, Half, TILE},
         gated::soft_cap,
@@ -258,9 +258,9 @@ impl<E: Element> Pass<'_, '_, E> {
         let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
 
         self.score_tiles(v, tiles.clone(), scores);
+        let softmax = softmax::<V, E, M>(v, scores, weights, tiles.clone(), &seen);
         for m in 0..M {
-            let (max, sum) = softmax::<V, E>(v, &mut scores[m], &mut weights[m], tiles.clone(), seen[m].clone());
-            (state.max[self.first + m], state.sum[self.first + m]) = (max, sum);
+            (state.max[self.first + m], state.sum[self.first + m]) = softmax[m];
         }
         let acc = &mut state.acc[self.first * state.stride..][..M * state.stride];
         acc.fill(0.0);
@@ -309,11 +309,19 @@ impl<E: Element> Pass<'_, '_, E> {
                 }
             }
         }
-        let mask = &self.job.mask;
+        let Mask { scale, soft_cap: cap, .. } = self.job.mask;
+        assert!(tile + N <= SPLIT_TILES);
         for m in 0..M {
             for n in 0..N {
-                let score = soft_cap(v, v.mul(sums[m][n], v.splat(mask.scale)), mask.soft_cap);
-                v.store(score, sixteen_mut(&mut scores[m], (tile + n) * TILE));
+                v.store(v.mul(sums[m][n], v.splat(scale)), sixteen_mut(&mut scores[m], (tile + n) * TILE));
+            }
+        }
+        if cap.is_some() {
+            for scores in scores {
+                for n in 0..N {
+                    let score = sixteen_mut(scores, (tile + n) * TILE);
+                    v.store(soft_cap(v, v.load(score), cap), score);
+                }
             }
         }
     }
@@ -429,33 +437,48 @@ fn prefetch_element<E>(elements: &[E], at: usize) {
     prefetch_bytes(elements.as_ptr().wrapping_add(at).addr(), 1);
 }
 
-/// Turns the scores of `seen` into the weights `exp(score - max)`, and all others of `tiles` into 0. Returns the maximum
-/// and the weights' sum, as they are rounded.
+/// Turns each query's scores of what it has `seen` into the weights `exp(score - max)`, and all others of `tiles` into 0.
+/// Returns the maxima and the weights' sums, as they are rounded. Queries go side by side: one alone would wait for itself.
 #[inline(always)]
-fn softmax<V: Vector, E: Element>(
+fn softmax<V: Vector, E: Element, const M: usize>(
     v: V,
-    scores: &mut [f32; KV_SPLIT],
-    weights: &mut [E::Factor; KV_SPLIT],
+    scores: &mut [[f32; KV_SPLIT]; M],
+    weights: &mut Weights<E, M>,
     tiles: Range<usize>,
-    seen: Range<usize>,
-) -> (f32, f32) {
-    if seen.is_empty() {
-        return (f32::NEG_INFINITY, 0.0);
-    }
+    seen: &[Range<usize>; M],
+) -> [(f32, f32); M] {
     // By position and not by arithmetic: what an unwritten part of a block holds is anything, even no number.
-    scores[tiles.start * TILE..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end..tiles.end * TILE].fill(f32::NEG_INFINITY);
-    let mut max = v.splat(f32::NEG_INFINITY);
+    for (scores, seen) in scores.iter_mut().zip(seen) {
+        let all = tiles.start * TILE..tiles.end * TILE;
+        let seen = if seen.is_empty() { all.start..all.start } else { seen.clone() };
+        scores[all.start..seen.start].fill(f32::NEG_INFINITY);
+        scores[seen.end..all.end].fill(f32::NEG_INFINITY);
+    }
+    let mut maxima = [v.splat(f32::NEG_INFINITY); M];
     for tile in tiles.clone() {
-        max = v.max(max, v.load(sixteen(scores, tile * TILE)));
+        for m in 0..M {
+            maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], tile * TILE)));
+        }
     }
-    let max = v.max_lane(max);
-    let mut sum = v.splat(0.0);
+    let mut found = [(f32::NEG_INFINITY, 0.0); M];
+    let mut shifts = [0.0; M];
+    for m in 0..M {
+        found[m].0 = v.max_lane(maxima[m]);
+        // Where a query sees nothing, infinities have no difference.
+        shifts[m] = if found[m].0 == f32::NEG_INFINITY { 0.0 } else { found[m].0 };
+    }
+    let mut sums = [v.splat(0.0); M];
     for tile in tiles {
-        let weight = E::weight(v, v.load(sixteen(scores, tile * TILE)), max);
-        sum = v.add(sum, E::store_factors(v, weight, sixteen_mut(weights, tile * TILE / E::LANE)));
+        for m in 0..M {
+            let weight = E::weight(v, v.load(sixteen(&scores[m], tile * TILE)), shifts[m]);
+            let weight = E::store_factors(v, weight, sixteen_mut(&mut weights[m], tile * TILE / E::LANE));
+            sums[m] = v.add(sums[m], weight);
+        }
     }
-    (max, v.sum(sum))
+    for m in 0..M {
+        found[m].1 = v.sum(sums[m]);
+    }
+    found
 }
 
 /// Divides by the sums and writes the output of an item's queries.

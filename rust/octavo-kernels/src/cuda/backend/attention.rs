@@ -2,7 +2,7 @@
 
 use super::{Buffer, Cache, CudaBackend, of_cache};
 use crate::cuda::device::{LaunchOf, Memory};
-use crate::{CacheDtype, CacheLayer, Heads, KV_SPLIT, Mask, Result, StepLimits};
+use crate::{CacheDtype, CacheLayer, Heads, KV_SPLIT, Mask, Result};
 
 /// Rows times query heads of a tile of `attention16.cuh`, and tiles of a block of prefill.
 const PAIRS: usize = 16;
@@ -117,9 +117,8 @@ impl CudaBackend {
 
     /// Takes the place where attention leaves the splits of rows that are alone in their sequence.
     pub(super) fn take_partials(&mut self, heads: Heads, block_size: usize) -> Result<()> {
-        let StepLimits { rows, table_entries, .. } = self.limits;
-        let splits = (table_entries * block_size).div_ceil(KV_SPLIT) + rows + 1;
-        let lens = [splits, heads.query, heads.head_dim + 2];
+        let splits = (self.on_device.table_entries() * block_size).div_ceil(KV_SPLIT);
+        let lens = [splits, heads.query, heads.head_dim + 4];
         if self.partials.as_ref().map_or(0, Memory::bytes) < 4 * lens.iter().product::<usize>() {
             self.partials = None;
             self.partials = Some(self.device.take_array("attention's splits", 4, &lens)?);

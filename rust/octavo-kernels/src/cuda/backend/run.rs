@@ -36,14 +36,12 @@ impl CudaBackend {
             None => self.step.rows(),
         };
         let words = match &mut self.draws {
-            Some(all) if !draws.is_empty() => all.begin(&self.device, draws, rows),
+            Some(all) if !draws.is_empty() => all.begin(&self.device, Some(&mut self.changes), draws, rows),
             _ => &[],
         };
-        self.on_device.begin(&self.device, &self.step, words);
+        self.on_device.begin(&self.device, &mut self.changes, &self.step, words);
         let launch = |this: &mut Self| {
-            if let Some(all) = this.draws.as_ref().filter(|_| !draws.is_empty()) {
-                all.take_ids(&this.device, this.on_device.ids(), rows);
-            }
+            this.advance();
             this.rope_angles();
             operations(this, rows);
         };
@@ -62,6 +60,11 @@ impl CudaBackend {
             }
             How::Replay(graph) => device.attempt(|driver| driver.replay(graph)),
         }
+    }
+
+    /// What has begun becomes the step that runs.
+    pub(super) fn advance(&self) {
+        self.on_device.advance(&self.device, &self.changes, self.draws.as_ref());
     }
 
     /// The angles of all rotary embeddings for the step's rows.
