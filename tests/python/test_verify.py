@@ -108,7 +108,11 @@ def test_what_the_answer_was_made_with_is_told(tiny_path: str, tmp_path: Path) -
     other_model = ORACLE / "gguf" / "llama-q4_0.gguf"
     for model, settings, told in [
         (tiny_path, {"kv_cache_dtype": "f32"}, "kv_cache_dtype f16, this model has f32"),
-        (tiny_path, {"dtype": "f32", "kv_cache_dtype": "f16"}, "dtype q8_0 (19 matrices) and f16 (3 matrices), this model has f32"),
+        (
+            tiny_path,
+            {"dtype": "f32", "kv_cache_dtype": "f16"},
+            "dtype q8_0 (19 matrices) and f16 (3 matrices), this model has f32",
+        ),
         (tiny_path, {"device": "reference", "kv_cache_dtype": "f16"}, "device cpu, this model has reference"),
         (other_model, {"kv_cache_dtype": "f16"}, "llama-q4_0.gguf ("),
     ]:
