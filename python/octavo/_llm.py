@@ -69,8 +69,9 @@ class LLM:
         max_num_batched_tokens: Most token rows in one step.
         max_queue: Most requests that may wait; one more raises :class:`octavo.QueueFullError`.
         itl_target_ms: Milliseconds between two tokens of a running request that others' prompts may stretch a step to:
-            prompts are read in chunks that fit. Where a step takes longer anyway, prompts may double it. ``None``:
-            prompts take all of a step.
+            prompts are read in chunks that fit, with so much room to spare that the 99th percentile keeps to it. Where
+            decoding alone takes about as long, prompts get a ninth of the time, and where it takes much longer, half of
+            it. ``None``: prompts take all of a step.
         enable_prefix_caching: Share the blocks of equal prompt beginnings.
         threads: Worker threads; ``None``: the cores this process may use.
         seed: Seed of requests that bring none.

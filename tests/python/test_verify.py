@@ -108,7 +108,11 @@ def test_what_the_answer_was_made_with_is_told(tiny_path: str, tmp_path: Path) -
     other_model = ORACLE / "gguf" / "llama-q4_0.gguf"
     for model, settings, told in [
         (tiny_path, {"kv_cache_dtype": "f32"}, "kv_cache_dtype f16, this model has f32"),
-        (tiny_path, {"dtype": "f32", "kv_cache_dtype": "f16"}, "dtype auto, this model has f32"),
+        (
+            tiny_path,
+            {"dtype": "f32", "kv_cache_dtype": "f16"},
+            "dtype q8_0 (19 matrices) and f16 (3 matrices), this model has f32",
+        ),
         (tiny_path, {"device": "reference", "kv_cache_dtype": "f16"}, "device cpu, this model has reference"),
         (other_model, {"kv_cache_dtype": "f16"}, "llama-q4_0.gguf ("),
     ]:
@@ -117,6 +121,21 @@ def test_what_the_answer_was_made_with_is_told(tiny_path: str, tmp_path: Path) -
         assert len(verification.limits) == 1, verification
         assert told in verification.limits[0]
         assert told in str(verification)
+
+
+@pytest.mark.parametrize(("asked", "same"), [("auto", "f16"), ("f16", "auto")])
+def test_weights_are_compared_as_they_are_run_whatever_was_asked(asked: str, same: str) -> None:
+    path = ORACLE / "gguf" / "llama-f16.gguf"
+    settings: dict[str, Any] = {"kv_cache_bytes": "1MiB", "kv_cache_dtype": "f32"}
+    with octavo.LLM(path, dtype=asked, **settings) as llm:
+        result = llm.generate(list(range(30)), GREEDY, max_tokens=5, logprobs=0)
+    with octavo.LLM(path, dtype=same, **settings) as alike:
+        verification = alike.verify(result)
+    assert verification, str(verification)
+    assert verification.limits == ()
+    with octavo.LLM(path, dtype="bf16", **settings) as unlike:
+        (limit,) = unlike.verify(result).limits
+    assert "dtype f16, this model has bf16" in limit
 
 
 @pytest.mark.parametrize("nothing", [None, 5, "text"])

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::request::{Request, RequestId, SamplingParams, SessionId, Time};
-use octavo::schedule::{Command, SchedulerConfig};
+use octavo::schedule::{Command, SchedulerConfig, Unseen};
 use octavo::stages::queue::waiting::AGEING_NS;
 
 use crate::world::{Coins, Gate, VOCAB, World, config, prompt, request};
@@ -110,7 +110,7 @@ fn crowd(seed: u64, claims: bool) -> f64 {
                         next += 1;
                     }
                     Err(full) => {
-                        let retry_after_ns = world.scheduler.load().place_ns() * full.ends as u64;
+                        let retry_after_ns = world.scheduler.load().place_ns(full.ends, &Unseen::default());
                         if claims {
                             gate.door.claim(&Gate::call(&request), world.now, retry_after_ns);
                         }

@@ -1,5 +1,6 @@
 //! The scheduler over a simulated executor: whole histories in no time, every invariant checked after every step.
 
+mod absurd;
 mod blocks; // the KV cache's books against plain lists
 mod cache; // which blocks are kept, beside the ideal and the floor
 mod explain; // what the cache says about a prompt

@@ -20,7 +20,7 @@ use crate::grammar::{Grammars, Guide};
 use crate::kv::CacheExplanation;
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{Forecast, SchedulerConfig};
+use crate::schedule::{Forecast, SchedulerConfig, Unseen};
 use crate::stages::queue::door::{Ahead, Call};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
@@ -218,7 +218,7 @@ impl Engine {
         let now = self.shared.now();
         let entered = self.shared.door().enter(&self.limits, call, now);
         entered.map_err(|full| {
-            let retry_after_ns = self.shared.place_ns().saturating_mul(full.ends as u64);
+            let retry_after_ns = self.shared.place_ns(full.ends);
             self.shared.door().claim(call, now, retry_after_ns);
             let (live, kept, most) = (full.living, full.kept, limits::most_living(&self.limits));
             SubmitError::QueueFull { live, kept, most, retry_after: Duration::from_nanos(retry_after_ns) }
@@ -255,6 +255,7 @@ impl Engine {
             let nanoseconds = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
             (span, Time(begun.0.saturating_add(nanoseconds)))
         });
+        let named_turn = turn.as_ref().map(|turn| (turn.transcript.clone(), turn.number));
         let seeds: Vec<u64> = (0..options.choices).map(|index| self.seed(&params, first, index)).collect();
         for (index, &seed) in seeds.iter().enumerate() {
             let id = RequestId(first + index as u64);
@@ -275,7 +276,7 @@ impl Engine {
             };
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
             let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn.take(), self.shared.clone());
-            self.shared.unseen_tokens.fetch_add(prompt.len(), Ordering::AcqRel);
+            self.shared.send(Unseen::of(&request, &self.limits));
             // A closed inbox drops the message, and the outlet in it ends the choice.
             let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
         }
@@ -295,7 +296,7 @@ impl Engine {
             most_tokens,
             arrived,
             deadline,
-            transcript: options.session.map(|session| session.transcript.clone()),
+            turn: named_turn,
             shared: self.shared.clone(),
         }
     }

@@ -230,7 +230,8 @@ impl Mailbox {
         if found.is_some() || patience.is_zero() {
             return found;
         }
-        let until = Instant::now() + patience;
+        // An end too far to be told is none.
+        let until = Instant::now().checked_add(patience);
         let mut left = patience;
         while found.is_none() && !left.is_zero() {
             self.blocked.fetch_add(1, Ordering::Relaxed);
@@ -238,7 +239,7 @@ impl Mailbox {
             self.blocked.fetch_sub(1, Ordering::Relaxed);
             found = look(&mut state);
             if found.is_none() {
-                left = until.saturating_duration_since(Instant::now());
+                left = until.map_or(patience, |until| until.saturating_duration_since(Instant::now()));
             }
         }
         found
@@ -335,6 +336,28 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_waits_for_ever_hears_of_everything() {
+        let mailbox = Arc::new(Mailbox::new(1, true, None));
+        let engine = mailbox.clone();
+        let thread = std::thread::spawn(move || {
+            for token in 0..1000 {
+                engine.push(0, "x", token, None);
+                if token % 100 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            engine.finish(0, "", Finish::Length, RequestRecord::default(), || {});
+        });
+        let mut tokens = 0;
+        while let Next::Update(update) = mailbox.next_within(Duration::MAX) {
+            tokens += update.token_ids.len();
+        }
+        assert_eq!(tokens, 1000);
+        assert!(mailbox.finished_within(Duration::MAX));
+        thread.join().expect("it only writes");
+    }
 
     #[test]
     fn a_choice_ends_once_whoever_ends_it() {

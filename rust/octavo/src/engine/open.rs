@@ -10,7 +10,7 @@ use std::time::Duration;
 use octavo_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_kernels::cuda::{self, CudaBackend};
 use octavo_kernels::reference::{Activations, ReferenceBackend};
-use octavo_kernels::{Backend, BackendError, CacheDtype};
+use octavo_kernels::{Backend, BackendError, CacheDtype, DType};
 
 use super::config::{Device, EngineConfig};
 use super::handle::{Engine, Facts};
@@ -30,7 +30,7 @@ use crate::load::{ModelFiles, WeightDtype};
 use crate::model::weights::{self, MatrixBytes};
 use crate::model::{Decoder, Model, Weights};
 use crate::observe::readers::Readers;
-use crate::schedule::{Scheduler, SchedulerConfig};
+use crate::schedule::{Scheduler, SchedulerConfig, Unseen};
 use crate::stages::tokenize::{ChatTemplate, Tokenizer};
 
 /// Opens the model at `path` and starts its engine. `progress` is told bytes done and bytes in all, on this thread;
@@ -66,7 +66,7 @@ pub fn open(
                 path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
                 architecture: loaded.facts.architecture.clone(),
                 device: config.device,
-                dtype: config.dtype,
+                run_as: loaded.run_as,
                 kv_cache_dtype: loaded.kv_cache_dtype,
                 identity: OnceLock::new(),
             }),
@@ -86,6 +86,11 @@ pub fn open(
         }
     }
 }
+
+/// How fast a step reads weights that was not measured: about what machines do that models are run on.
+const CPU_BYTES_PER_NS: f64 = 20.0;
+/// See [`CPU_BYTES_PER_NS`].
+const GPU_BYTES_PER_NS: f64 = 1000.0;
 
 /// How long the caller goes without being asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -110,6 +115,7 @@ pub(super) struct Loaded {
     pub facts: Facts,
     /// As it was set, or chosen.
     kv_cache_dtype: CacheDtype,
+    run_as: Vec<DType>,
     pub tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     pub end_token_ids: Arc<[u32]>,
@@ -154,7 +160,7 @@ impl Loader {
             Ok((loaded, scheduler, executor)) => {
                 let Self { shared, news, .. } = self;
                 // Whoever may call can be told what to expect.
-                shared.publish(scheduler.load());
+                shared.publish(scheduler.load(), Unseen::default());
                 // Fails only if the opening thread is gone; then its end of the inbox is too, and the loop ends at once.
                 let _ = news.send(News::Loaded(Box::new(loaded)));
                 drop(news);
@@ -165,6 +171,7 @@ impl Loader {
                     shared,
                     outlets: Outlets::default(),
                     touched: Touched::default(),
+                    seen: Unseen::default(),
                     time: StepTime::default(),
                     recorder: None,
                     readers: Readers::default(),
@@ -193,10 +200,12 @@ impl Loader {
             blocks: plan.cache.blocks,
             itl_target_ns: self.config.itl_target_ms.map(|ms| (ms * 1e6) as u64),
         };
-        let scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
+        let mut scheduler = Scheduler::new(limits.clone()).map_err(LoadError::Setting)?;
         let (tokenizer, template) = text_of(&files)?;
         let end_token_ids = files.end_token_ids(&tokenizer)?.into();
+        let bytes_per_ns = if gpu.is_some() { GPU_BYTES_PER_NS } else { CPU_BYTES_PER_NS };
         let (executor, device, weights_bytes) = self.executor(path, &files, &model, &plan, &limits, gpu)?;
+        scheduler.guess_step_ns(weights_bytes as f64 / bytes_per_ns);
         let facts = Facts {
             architecture: model.architecture.clone(),
             device,
@@ -213,7 +222,8 @@ impl Loader {
             notices: notices(self.config.dtype, &matrices),
         };
         let (kv_cache_dtype, tokenizer) = (plan.cache.dtype, Arc::new(tokenizer));
-        Ok((Loaded { limits, facts, kv_cache_dtype, tokenizer, template, end_token_ids }, scheduler, executor))
+        let run_as = matrices.run_as;
+        Ok((Loaded { limits, facts, kv_cache_dtype, run_as, tokenizer, template, end_token_ids }, scheduler, executor))
     }
 
     /// The device that weights and cache go to, where that is not this machine's own memory.

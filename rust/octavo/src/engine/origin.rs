@@ -1,12 +1,12 @@
 //! What an answer's bits depend on, besides the request.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use octavo_kernels::CacheDtype;
+use octavo_kernels::{CacheDtype, DType};
 
 use super::config::Device;
-use crate::load::WeightDtype;
 use crate::observe::record::ModelIdentity;
 
 /// The model that made an answer, and how it was run.
@@ -18,8 +18,8 @@ pub struct Origin {
     pub architecture: String,
     /// Where it runs.
     pub device: Device,
-    /// What its weights are run as.
-    pub dtype: WeightDtype,
+    /// What its weights are run as, matrix by matrix, whatever setting led to that.
+    pub run_as: Vec<DType>,
     /// How keys and values are stored.
     pub kv_cache_dtype: CacheDtype,
     /// Found out when it is first asked for: files are read for it.
@@ -34,11 +34,34 @@ impl Origin {
         }
         let settings = [
             ("device", self.device.name(), other.device.name()),
-            ("dtype", self.dtype.name().to_owned(), other.dtype.name().to_owned()),
             ("kv_cache_dtype", self.kv_cache_dtype.name().to_owned(), other.kv_cache_dtype.name().to_owned()),
         ];
-        let model = (self.identity() != other.identity()).then(|| ("model", self.described(), other.described()));
-        model.into_iter().chain(settings.into_iter().filter(|(_, here, there)| here != there)).collect()
+        let weights = if self.identity() != other.identity() {
+            Some(("model", self.described(), other.described()))
+        } else {
+            (self.run_as != other.run_as).then(|| ("dtype", self.dtypes(), other.dtypes()))
+        };
+        weights.into_iter().chain(settings.into_iter().filter(|(_, here, there)| here != there)).collect()
+    }
+
+    /// The types that matrices are run as; where there are several, how many each is of.
+    fn dtypes(&self) -> String {
+        let mut counts: Vec<(String, usize)> = Vec::new();
+        for name in self.run_as.iter().map(|dtype| dtype.name().to_lowercase()) {
+            match counts.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((name, 1)),
+            }
+        }
+        counts.sort_by_key(|(_, count)| Reverse(*count));
+        match &counts[..] {
+            [(only, _)] => only.clone(),
+            _ => counts
+                .iter()
+                .map(|(name, count)| format!("{name} ({count} matrices)"))
+                .collect::<Vec<_>>()
+                .join(" and "),
+        }
     }
 
     /// The model, wherever it is. One whose files cannot be read any more is known by its path.

@@ -13,7 +13,7 @@ use crate::execute::Executor;
 use crate::observe::readers::Readers;
 use crate::observe::record::{Header, Recorder};
 use crate::request::Time;
-use crate::schedule::{Command, Event, Scheduler};
+use crate::schedule::{Command, Event, Scheduler, Unseen};
 
 /// Everything the engine thread owns.
 pub(super) struct Runner {
@@ -24,6 +24,8 @@ pub(super) struct Runner {
     pub outlets: Outlets,
     /// Whom this step has brought something.
     pub touched: Touched,
+    /// Requests that have arrived since the load was published.
+    pub seen: Unseen,
     /// What the steps so far took.
     pub time: StepTime,
     /// Writes down what the scheduler is told and what it decides, if somebody wants that.
@@ -91,7 +93,7 @@ impl Runner {
         if let Some(recorder) = &mut self.recorder {
             recorder.planned(batch.as_ref(), begun);
         }
-        self.shared.publish(self.scheduler.load());
+        self.publish();
         let computed = match batch {
             None => false,
             Some(batch) => {
@@ -119,9 +121,13 @@ impl Runner {
         Ok(computed)
     }
 
-    /// Applies every command that has arrived.
+    fn publish(&mut self) {
+        self.shared.publish(self.scheduler.load(), std::mem::take(&mut self.seen));
+    }
+
+    /// Applies the commands that have arrived, up to a number: whoever asks all the time holds nobody up who is answered.
     fn drain(&mut self) -> Flow {
-        loop {
+        for _ in 0..MOST_MESSAGES {
             let flow = match self.inbox.try_recv() {
                 Ok(message) => self.apply(message),
                 Err(TryRecvError::Empty) => return Flow::On,
@@ -131,6 +137,7 @@ impl Runner {
                 return flow;
             }
         }
+        Flow::On
     }
 
     /// Sleeps until a command arrives, or what a session keeps is due. (Nothing else can bring work: a living request
@@ -151,7 +158,7 @@ impl Runner {
         let now = self.shared.now();
         match message {
             Message::Submit(request, outlet) => {
-                self.shared.unseen_tokens.fetch_sub(request.prompt.len(), Ordering::AcqRel);
+                self.seen.add(Unseen::of(&request, self.scheduler.config()));
                 self.outlets.insert(request.id, outlet);
                 self.command(Command::Submit(request), now);
             }
@@ -164,7 +171,7 @@ impl Runner {
             Message::Stats(answer) => {
                 // What has ended is told before it is counted: who reads the counts may rely on the places being free.
                 self.deliver();
-                self.shared.publish(self.scheduler.load());
+                self.publish();
                 // Whoever asked may have stopped waiting.
                 let _ = answer.send(EngineStats { scheduler: self.scheduler.stats(), time: self.time });
             }
@@ -266,6 +273,9 @@ impl Runner {
     }
 }
 
+/// Messages that are read between two steps: a few milliseconds' work.
+const MOST_MESSAGES: usize = 1024;
+
 /// How long closing waits for the rest of a recording.
 const PATIENCE_OF_DISK: Duration = Duration::from_secs(30);
 
@@ -273,4 +283,47 @@ const PATIENCE_OF_DISK: Duration = Duration::from_secs(30);
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::execute::simulated::{CostModel, Simulated};
+    use crate::kv::KvLayout;
+    use crate::request::RequestId;
+    use crate::schedule::SchedulerConfig;
+
+    #[test]
+    fn whoever_sends_all_the_time_does_not_keep_others_from_their_steps() {
+        let config = SchedulerConfig {
+            max_num_seqs: 1,
+            max_num_batched_tokens: 1,
+            max_queue: 0,
+            max_model_len: 10,
+            layout: KvLayout::new(4),
+            blocks: 3,
+            itl_target_ns: None,
+        };
+        let (sender, inbox) = std::sync::mpsc::channel();
+        let mut runner = Runner {
+            scheduler: Scheduler::new(config).expect("a possible configuration"),
+            executor: Box::new(Simulated::new(CostModel { step_ns: 1.0, row_ns: 1.0, context_ns: 0.0 }, 10)),
+            inbox,
+            shared: Arc::new(Shared::new()),
+            outlets: Outlets::default(),
+            touched: Touched::default(),
+            seen: Unseen::default(),
+            time: StepTime::default(),
+            recorder: None,
+            readers: Readers::default(),
+        };
+        (0..3 * MOST_MESSAGES as u64).for_each(|id| {
+            sender.send(Message::Tell(Command::Cancel(RequestId(id)))).expect("it is open");
+        });
+        for _ in 0..3 {
+            assert!(runner.inbox.try_recv().is_ok(), "there are more");
+            assert!(runner.drain() == Flow::On);
+        }
+        assert!(runner.inbox.try_recv().is_err(), "nobody waits for ever");
+    }
 }

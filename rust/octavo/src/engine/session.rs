@@ -109,6 +109,8 @@ pub(super) struct Transcript {
 struct State {
     said: Said,
     running: bool,
+    /// Turns so far, the one that is running included.
+    turns: u64,
     /// Nobody waits for the turn that is running.
     given_up: bool,
 }
@@ -139,12 +141,15 @@ impl Transcript {
             return None;
         }
         (state.running, state.given_up) = (true, false);
-        Some(Turn { transcript: self.clone(), said: Said::default(), tokenizer: tokenizer.clone() })
+        state.turns += 1;
+        let number = state.turns;
+        Some(Turn { transcript: self.clone(), number, said: Said::default(), tokenizer: tokenizer.clone() })
     }
 
-    /// Nobody waits for the turn that is running.
-    pub fn give_up(&self) {
-        self.lock().given_up = true;
+    /// Nobody waits for this turn. One that has ended meanwhile is not taken for the one after it.
+    pub fn give_up(&self, turn: u64) {
+        let mut state = self.lock();
+        state.given_up |= state.turns == turn;
     }
 
     /// The tokens of a prompt that tells in text what was said, and more: those that were said, and then its own. Text is
@@ -190,6 +195,8 @@ impl Said {
 /// A turn on its way: what was said in it becomes its session's transcript when it ends. There is one at a time.
 pub(super) struct Turn {
     pub transcript: Arc<Transcript>,
+    /// Which of its session's turns.
+    pub number: u64,
     pub said: Said,
     tokenizer: Arc<Tokenizer>,
 }
@@ -218,4 +225,33 @@ impl Drop for Turn {
 fn specials(ids: &[u32], offsets: &[Range<usize>], tokenizer: &Tokenizer) -> Vec<(usize, u32)> {
     let special = ids.iter().zip(offsets).filter(|(id, _)| tokenizer.is_special(**id));
     special.map(|(&id, bytes)| (bytes.start, id)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::load::ModelFiles;
+
+    #[test]
+    fn a_turn_that_has_ended_cannot_give_up_the_next() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/gguf/llama-q8_0.gguf");
+        let files = ModelFiles::open(Path::new(path)).expect("a model of the tests");
+        let tokenizer = Arc::new(files.tokenizer().expect("it has one"));
+        let transcript: Arc<Transcript> = Arc::default();
+        let first = transcript.begin(&tokenizer).expect("nobody speaks").number;
+        let second = transcript.begin(&tokenizer).expect("the first has been dropped");
+        transcript.give_up(first);
+        let begun = Instant::now();
+        assert!(transcript.begin(&tokenizer).is_none() && begun.elapsed() < PATIENCE / 2, "somebody waits for it");
+        transcript.give_up(second.number);
+        let waiting = {
+            let (transcript, tokenizer) = (transcript.clone(), tokenizer.clone());
+            std::thread::spawn(move || transcript.begin(&tokenizer).is_some())
+        };
+        drop(second);
+        assert!(waiting.join().expect("it only waits"), "the next one begins when it has ended");
+    }
 }

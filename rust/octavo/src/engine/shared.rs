@@ -1,6 +1,6 @@
 //! What the door and the engine thread have in common: messages one way, replies the other, and a few counters.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::kv::{CacheExplanation, SessionReport};
 use crate::observe::readers::Teller;
 use crate::observe::record::{Header, Recorder, Recording};
 use crate::request::{Request, SessionId, Time};
-use crate::schedule::{Command, Forecast, Load, SchedulerStats};
+use crate::schedule::{Command, Forecast, Load, SchedulerStats, Unseen};
 use crate::stages::queue::door::{Ahead, Door};
 
 /// What goes to the engine thread.
@@ -60,10 +60,8 @@ pub(super) struct Shared {
     door: Mutex<Door>,
     /// Sessions that are open.
     pub sessions: AtomicUsize,
-    /// Tokens of requests that the scheduler has not seen yet.
-    pub unseen_tokens: AtomicUsize,
-    /// What there was to do after the step before; held to copy it and for nothing else.
-    pub load: Mutex<Load>,
+    /// What there was to do after the step before, and who has come since; held to count and copy, and for nothing else.
+    outlook: Mutex<(Load, Unseen)>,
     /// Why no request is taken any more; `None`: open.
     pub closed: Mutex<Option<String>>,
     /// Asked by the engine thread between steps, so that closing does not wait for the queue.
@@ -80,8 +78,7 @@ impl Shared {
         Self {
             door: Mutex::default(),
             sessions: AtomicUsize::new(0),
-            unseen_tokens: AtomicUsize::new(0),
-            load: Mutex::default(),
+            outlook: Mutex::default(),
             closed: Mutex::new(None),
             closing: AtomicBool::new(false),
             device_failed: AtomicBool::new(false),
@@ -105,9 +102,20 @@ impl Shared {
         closed.clone().unwrap_or_else(|| CLOSED.to_owned())
     }
 
-    /// Says what there is to do.
-    pub fn publish(&self, load: Load) {
-        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    fn outlook(&self) -> MutexGuard<'_, (Load, Unseen)> {
+        self.outlook.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These are on their way to the scheduler.
+    pub fn send(&self, requests: Unseen) {
+        self.outlook().1.add(requests);
+    }
+
+    /// Says what there is to do, these included who have arrived.
+    pub fn publish(&self, load: Load, seen: Unseen) {
+        let (known, unseen) = &mut *self.outlook();
+        *known = load;
+        unseen.remove(seen);
     }
 
     /// Where calls are counted.
@@ -115,18 +123,16 @@ impl Shared {
         self.door.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn load(&self) -> Load {
-        self.load.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// What a request of `tokens` tokens can expect, with these before it.
     pub fn forecast(&self, tokens: usize, ahead: &Ahead) -> Forecast {
-        self.load().forecast(tokens, ahead, self.unseen_tokens.load(Ordering::Acquire))
+        let (load, unseen) = self.outlook().clone();
+        load.forecast(tokens, ahead, &unseen)
     }
 
-    /// How long it takes until a place becomes free, when all are taken.
-    pub fn place_ns(&self) -> u64 {
-        self.load().place_ns()
+    /// How long it takes until `ends` places become free, when all are taken.
+    pub fn place_ns(&self, ends: usize) -> u64 {
+        let (load, unseen) = self.outlook().clone();
+        load.place_ns(ends, &unseen)
     }
 
     /// Whether it takes calls.

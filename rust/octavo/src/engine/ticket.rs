@@ -31,8 +31,8 @@ pub struct Ticket {
     pub(super) arrived: Time,
     /// As it was asked, and when that is.
     pub(super) deadline: Option<(Duration, Time)>,
-    /// Of its session.
-    pub(super) transcript: Option<Arc<Transcript>>,
+    /// Of its session, and which turn of it this is.
+    pub(super) turn: Option<(Arc<Transcript>, u64)>,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -70,8 +70,8 @@ impl Ticket {
         let mut record = RequestRecord::waited(self.arrived, self.shared.now());
         record.prompt_tokens = self.prompt.len();
         self.mailbox.end_waiting(finish, &record, |ended| {
-            if let Some(transcript) = &self.transcript {
-                transcript.give_up();
+            if let Some((transcript, turn)) = &self.turn {
+                transcript.give_up(*turn);
             }
             // Before anybody comes who gets their places.
             self.tell_engine();
@@ -92,8 +92,8 @@ impl Ticket {
 
     /// Gives it up: freed within one step. The choices end as `cancelled`, unless they have ended; those that wait at once.
     pub fn cancel(&self) {
-        if let Some(transcript) = self.transcript.as_ref().filter(|_| !self.finished_within(Duration::ZERO)) {
-            transcript.give_up();
+        if let Some((transcript, turn)) = &self.turn {
+            transcript.give_up(*turn);
         }
         self.tell_engine();
         let is_late = self.expires_in().is_some_and(|left| left.is_zero());

@@ -98,6 +98,8 @@ pub struct MatrixBytes {
     pub as_run: u64,
     /// Those that are not run as the type they are stored in.
     pub converted: Vec<Converted>,
+    /// The types that they are run as, matrix by matrix.
+    pub run_as: Vec<DType>,
     /// Some are run in a type of quantised blocks.
     pub quantised: bool,
     /// Some are run in f16.
@@ -206,6 +208,7 @@ impl MatrixBytes {
     fn add(&mut self, stored_as: DType, run_as: DType, stored: u64, packed: u64) {
         self.stored += stored;
         self.packed += packed;
+        self.run_as.push(run_as);
         self.quantised |= !run_as.is_dense();
         self.halves |= run_as == DType::F16;
         if stored_as == run_as {

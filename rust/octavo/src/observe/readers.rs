@@ -121,13 +121,14 @@ impl EventReader {
 
     /// The next event, waiting up to `patience` for it.
     pub fn next_within(&self, patience: Duration) -> NextEvent {
-        let until = Instant::now() + patience;
+        // An end too far to be told is none.
+        let until = Instant::now().checked_add(patience);
         let mut state = self.0.lock();
         loop {
             if let Some(event) = state.events.pop_front() {
                 return NextEvent::Event(event);
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.map_or(patience, |until| until.saturating_duration_since(Instant::now()));
             match (state.closed, left.is_zero()) {
                 (true, _) => return NextEvent::Closed,
                 (false, true) => return NextEvent::NotYet,

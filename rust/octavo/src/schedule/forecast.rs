@@ -2,20 +2,29 @@
 //!
 //! The scheduler says after every step what there is to do and how fast it has been done lately ([`Load`]); from a copy of
 //! that anybody can tell ([`Load::forecast`]), without asking the engine. It is a forecast: it takes users to have their turns
-//! one by one, finds as much of their prompts in the cache as it found lately, and takes places to become free as fast as they
-//! did lately. Until as many have ended as may run, it reckons also with the tokens that those who run may generate, and
-//! before the first step with a stated pace; so there is always an answer.
+//! one by one, and finds as much of their prompts in the cache as it found lately. Those who run free their places when they
+//! have all that they may generate, or before that as often as answers ended lately; later places become free as fast as they
+//! did lately, and until as many have ended as may run, as fast as those who run let expect. Before the first step there is a
+//! guess; so there is always an answer.
 
+use super::interface::SchedulerConfig;
 use super::pace::Pace;
+use crate::request::{Request, Wanted};
 use crate::stages::prefill::OVERTAKERS_SEEN;
 use crate::stages::queue::door::Ahead;
+use crate::stages::queue::limits;
 
 /// Ends that a mean goes over, if not more may run at a time: of the latest so many, or up to twice as many.
 const ENDS: usize = 32;
 /// Tokens of prompts that a share goes over, likewise.
 const TOKENS: f64 = 1e5;
-/// Tokens that somebody may generate of whom nothing is known: the default of `max_tokens`.
+/// Tokens that an answer has to come at most while none has ended, or as many as the longest has: the default of `max_tokens`,
+/// and most that ask for more need no more.
 const FIRST_ANSWER: f64 = 256.0;
+/// Tokens, and steps, that what ended early and what steps take is a mean over, likewise.
+const ANSWER_TOKENS: f64 = 1e5;
+/// See [`ANSWER_TOKENS`].
+const STEPS: f64 = 32.0;
 /// Nobody is told to come back sooner, in nanoseconds.
 const LEAST_PLACE_NS: f64 = 1e6;
 
@@ -39,16 +48,19 @@ impl Ratio {
     }
 }
 
-/// What was learnt of requests' ways: how fast places get free, how much of prompts is found in the cache, and how much of
-/// what they may generate answers take.
+/// What was learnt of requests' ways: how fast places get free, how much of prompts is found in the cache, and how answers end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Habits {
     /// Nanoseconds during which somebody had to wait, or would have had to, and how many ended.
     turnover: Ratio,
     /// Tokens of prompts that were computed, and all of them.
     computed: Ratio,
-    /// Tokens of answers that came to their own end, and the most that they might have had.
-    generated: Ratio,
+    /// Answers that ended before they had to, and tokens that were generated.
+    early: Ratio,
+    /// Nanoseconds of steps with somebody who decodes, and their number.
+    steps: Ratio,
+    /// Some answer has ended, so that something is known of them.
+    any_answer: bool,
 }
 
 impl Habits {
@@ -62,9 +74,88 @@ impl Habits {
         self.computed.add(tokens as f64 - cached as f64, tokens as f64, TOKENS);
     }
 
-    /// An answer came to its own end after `tokens` tokens of at most `most`.
-    pub fn answered(&mut self, tokens: usize, most: usize) {
-        self.generated.add(tokens as f64, most as f64, TOKENS);
+    /// A step of `ns` nanoseconds in which `decoding` sequences decoded gave `tokens` tokens.
+    pub fn step(&mut self, ns: u64, decoding: usize, tokens: u64) {
+        self.early.add(0.0, tokens as f64, ANSWER_TOKENS);
+        if decoding > 0 {
+            self.steps.add(ns as f64, 1.0, STEPS);
+        }
+    }
+
+    /// An answer has ended, of its own accord or its caller's before it had all that it might have.
+    pub fn answered(&mut self, early: bool) {
+        self.early.above += f64::from(u8::from(early));
+        self.any_answer = true;
+    }
+
+    /// How many answers end early for each token that is generated.
+    fn early_ends(&self) -> f64 {
+        self.early.mean(1.0).unwrap_or(0.0)
+    }
+}
+
+/// Answers under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Answers {
+    /// How many.
+    pub count: usize,
+    /// Tokens that they may still generate, all together and the one with the fewest.
+    pub left: usize,
+    /// See [`Self::left`].
+    pub least_left: usize,
+    /// Tokens that the longest has.
+    pub longest: usize,
+}
+
+impl Answers {
+    /// One more, of so many tokens of at most `most`.
+    pub fn add(&mut self, generated: usize, most: usize) {
+        let left = most.saturating_sub(generated);
+        self.least_left = if self.count == 0 { left } else { self.least_left.min(left) };
+        self.left = self.left.saturating_add(left);
+        self.longest = self.longest.max(generated);
+        self.count += 1;
+    }
+}
+
+/// Requests on their way to the scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unseen {
+    /// How many.
+    pub requests: usize,
+    /// Tokens of their prompts.
+    pub prompt_tokens: usize,
+    /// Tokens that they may generate.
+    pub answer_tokens: usize,
+}
+
+impl Unseen {
+    /// One request.
+    pub fn of(request: &Request, config: &SchedulerConfig) -> Self {
+        let answer_tokens = if request.wanted == Wanted::Tokens { limits::most_new_tokens(config, request) } else { 0 };
+        Self { requests: 1, prompt_tokens: request.prompt.len(), answer_tokens }
+    }
+
+    /// Their answers, as if they were begun. If there are none: one, of whom nothing is known.
+    fn answers(&self) -> Answers {
+        match self.requests {
+            0 => Answers { count: 1, left: FIRST_ANSWER as usize, least_left: FIRST_ANSWER as usize, longest: 0 },
+            count => Answers { count, left: self.answer_tokens, least_left: self.answer_tokens / count, longest: 0 },
+        }
+    }
+
+    /// These, too.
+    pub fn add(&mut self, more: Self) {
+        self.requests += more.requests;
+        self.prompt_tokens = self.prompt_tokens.saturating_add(more.prompt_tokens);
+        self.answer_tokens = self.answer_tokens.saturating_add(more.answer_tokens);
+    }
+
+    /// These have arrived.
+    pub fn remove(&mut self, seen: Self) {
+        self.requests = self.requests.saturating_sub(seen.requests);
+        self.prompt_tokens = self.prompt_tokens.saturating_sub(seen.prompt_tokens);
+        self.answer_tokens = self.answer_tokens.saturating_sub(seen.answer_tokens);
     }
 }
 
@@ -85,10 +176,12 @@ pub struct Load {
     pub waiting_tokens: usize,
     /// Tokens that those who run may generate, those included that they have.
     pub answer_tokens: usize,
+    /// Of those who decode; while nobody does, of those whose prompts are read.
+    pub answers: Answers,
     /// What steps take.
     pub pace: Pace,
     /// The step before took so long, in nanoseconds.
-    pub step_ns: u64,
+    pub last_step_ns: u64,
     /// What was learnt.
     pub habits: Habits,
 }
@@ -104,8 +197,8 @@ pub struct Forecast {
 }
 
 impl Load {
-    /// For a prompt of `tokens` tokens, with these before it; `unseen_tokens` of them are on their way to the scheduler.
-    pub fn forecast(&self, tokens: usize, ahead: &Ahead, unseen_tokens: usize) -> Forecast {
+    /// For a prompt of `tokens` tokens, with these before it, of whom some are on their way to the scheduler.
+    pub fn forecast(&self, tokens: usize, ahead: &Ahead, unseen: &Unseen) -> Forecast {
         let waiting = ahead.living.saturating_sub(self.running) as f64;
         // Who of them runs is not known here: of each user as large a part as of all.
         let waits = waiting / ahead.living.max(1) as f64;
@@ -113,16 +206,16 @@ impl Load {
         // One end for everybody beyond the places, and one for itself.
         let ends = (self.running as f64 + first + 1.0 - self.places as f64).max(0.0);
         let computed = self.computed_share();
-        let of_waiting = computed * first / waiting.max(1.0) * (self.waiting_tokens + unseen_tokens) as f64;
-        let step_under_way = if self.running > 0 { self.step_ns as f64 / 2.0 } else { 0.0 };
-        let turns = (ends * self.end_ns()).max(self.read_ns(self.half_read_tokens as f64 + of_waiting));
+        let of_waiting = computed * first / waiting.max(1.0) * (self.waiting_tokens + unseen.prompt_tokens) as f64;
+        let step_under_way = if self.running > 0 { self.last_step_ns as f64 / 2.0 } else { 0.0 };
+        let turns = self.ends_ns(ends, unseen).max(self.read_ns(self.half_read_tokens as f64 + of_waiting));
         let ttft = step_under_way + turns + self.read_ns((computed * tokens as f64).max(1.0));
         Forecast { ttft_ns: ttft as u64, least_ns: self.least_ns(ahead) }
     }
 
-    /// Until one more request can be taken when there is no place.
-    pub fn place_ns(&self) -> u64 {
-        self.end_ns().max(LEAST_PLACE_NS) as u64
+    /// Until `ends` more requests can be taken when there is no place.
+    pub fn place_ns(&self, ends: usize, unseen: &Unseen) -> u64 {
+        self.ends_ns(ends as f64, unseen).max(LEAST_PLACE_NS) as u64
     }
 
     /// All who run now may end at any moment, all of them may be its own user's, and from so far behind it may overtake; its
@@ -135,21 +228,56 @@ impl Load {
         (ends as f64 * above / (below + self.places as f64) / 3.0) as u64
     }
 
+    /// How long it takes until so many have ended: first those who run, by how far they are, and then others.
+    fn ends_ns(&self, ends: f64, unseen: &Unseen) -> f64 {
+        if ends <= 0.0 {
+            return 0.0;
+        }
+        let (answers, unread) = match self.answers {
+            Answers { count: 0, .. } => (unseen.answers(), unseen.prompt_tokens),
+            answers => (answers, self.half_read_tokens),
+        };
+        let soon = ends.min(answers.count as f64);
+        let reading = if answers.longest == 0 { self.read_ns(unread as f64) } else { 0.0 };
+        reading + self.steps_until(soon, &answers) * self.step_ns() + (ends - soon) * self.turn_ns()
+    }
+
+    /// Steps until so many answers have ended. The one that has the fewest tokens left ends first if nothing ends early, and
+    /// the others come as evenly as their mean says.
+    fn steps_until(&self, ends: f64, answers: &Answers) -> f64 {
+        let (count, least) = (answers.count as f64, answers.least_left as f64);
+        let to_spread = 2.0 * (answers.left as f64 / count - least).max(0.0);
+        let last = least + to_spread * (ends - 1.0).max(0.0) / (count - 1.0).max(1.0);
+        self.shortened(last, answers.longest, count / ends)
+    }
+
+    /// Steps in which a token of `answers` answers each is generated, up to `most`: fewer where answers end early.
+    fn shortened(&self, most: f64, longest: usize, answers: f64) -> f64 {
+        let unknown = if self.habits.any_answer { f64::INFINITY } else { FIRST_ANSWER.max(longest as f64) };
+        let most = most.min(unknown);
+        most / (1.0 + most * answers * self.habits.early_ends())
+    }
+
     /// How long it takes until a place becomes free, when all are taken: as lately, and as is to be expected for as many ends
     /// as are missing until all who may run have ended once.
-    fn end_ns(&self) -> f64 {
+    fn turn_ns(&self) -> f64 {
         let Ratio { above, below } = self.habits.turnover;
         let missing = (self.places as f64 - below).max(0.0);
-        if below < 1.0 { self.first_end_ns() } else { (above + missing * self.first_end_ns()) / (below + missing) }
+        if below < 1.0 { self.first_turn_ns() } else { (above + missing * self.first_turn_ns()) / (below + missing) }
     }
 
     /// The same before any became free: those who run share the steps, and the next one's prompt is like others'.
-    fn first_end_ns(&self) -> f64 {
+    fn first_turn_ns(&self) -> f64 {
         let per = |sum: usize, count: usize| sum as f64 / count.max(1) as f64;
-        let answer = if self.running > 0 { per(self.answer_tokens, self.running) } else { FIRST_ANSWER };
-        let share = self.habits.generated.mean(1.0).unwrap_or(1.0);
+        let most = if self.running > 0 { per(self.answer_tokens, self.running) } else { FIRST_ANSWER };
         let prompt = self.computed_share() * per(self.waiting_tokens, self.waiting);
-        answer * share * self.pace.decoding_ns() / self.places.max(1) as f64 + self.read_ns(prompt)
+        self.shortened(most, self.answers.longest, 1.0) * self.step_ns() / self.places.max(1) as f64
+            + self.read_ns(prompt)
+    }
+
+    /// How long it takes until everybody who decodes has one more token.
+    fn step_ns(&self) -> f64 {
+        self.habits.steps.mean(1.0).unwrap_or_else(|| self.pace.decoding_ns())
     }
 
     fn computed_share(&self) -> f64 {

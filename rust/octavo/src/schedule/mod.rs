@@ -15,16 +15,17 @@ use std::collections::{BTreeSet, VecDeque};
 use octavo_kernels::BlockCopy;
 
 use crate::execute::{Batch, EntryOutput, StepOutput};
-use crate::kv::{CacheExplanation, KvCache, MissReason, SessionReport, Sessions};
+use crate::kv::{KvCache, Sessions};
 use crate::observe::events::{EngineEvent, Notes};
 use crate::observe::meter::QueueReason;
-use crate::request::{Finish, Request, RequestId, SessionId, StopReason, Time, Wanted};
+use crate::request::{Finish, Request, RequestId, StopReason, Time, Wanted};
 use crate::sequence::Sequence;
 use crate::stages::queue::limits;
 use crate::stages::queue::waiting::Waiting;
 use crate::stages::{decode, prefill};
 
 mod assemble;
+mod ask;
 mod check;
 mod forecast;
 mod interface;
@@ -33,7 +34,7 @@ mod running;
 mod step;
 
 use forecast::Habits;
-pub use forecast::{Forecast, Load};
+pub use forecast::{Forecast, Load, Unseen};
 pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
 use pace::{Pace, PromptRows};
 pub use running::Running;
@@ -59,6 +60,8 @@ pub struct Scheduler {
     /// Tokens of half-read prompts that are still to be computed.
     half_read_tokens: usize,
     step_ns: u64,
+    /// When the latest step was over.
+    committed: Time,
     closed: bool,
     /// An empty batch, for its memory.
     spare: Batch,
@@ -97,12 +100,23 @@ impl Scheduler {
             habits: Habits::default(),
             half_read_tokens: 0,
             step_ns: 0,
+            committed: Time(0),
             closed: false,
             spare: Batch::default(),
             notes: Notes::default(),
             totals: SchedulerStats::default(),
             config,
         })
+    }
+
+    /// Its bounds.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// A step takes about as long, as far as can be told before one has run: for what callers are told until then.
+    pub fn guess_step_ns(&mut self, ns: f64) {
+        self.pace.guess(ns);
     }
 
     /// Does as told. Whatever it has to say about it is an event; a command about a request that has ended says nothing.
@@ -195,7 +209,10 @@ impl Scheduler {
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
         self.step_ns = now.since(flight.since);
-        self.pace.observe(flight.decoding, &flight.prompt_rows, self.step_ns);
+        // Whoever decodes got a token with the step before: what it waits for is also what happens between two steps.
+        let since = if flight.decoding > 0 { self.committed } else { flight.since };
+        self.pace.observe(flight.decoding, &flight.prompt_rows, now.since(since));
+        self.committed = now;
         let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
         let (rows, mut outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
@@ -205,6 +222,7 @@ impl Scheduler {
         self.queue.users.step();
         self.totals.tokens_computed += rows as u64;
         let sequences = outputs.len();
+        let generated = self.totals.tokens_generated;
         let Self { running, kv, events, totals, notes, .. } = self;
         for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
             let output = std::mem::take(&mut outputs[sequence.entry]);
@@ -225,6 +243,7 @@ impl Scheduler {
             }
             sequence.meter.enter(sequence.activity(false), now);
         }
+        self.habits.step(self.step_ns, flight.decoding, self.totals.tokens_generated - generated);
         self.end_ending(now);
         if crowded {
             let ends = (self.totals.finished - flight.finished) as usize;
@@ -240,7 +259,7 @@ impl Scheduler {
         let refused = if self.closed {
             Some(Finish::Error(CLOSED.into()))
         } else {
-            let retry_after_ns = || self.load().place_ns();
+            let retry_after_ns = || self.load().place_ns(1, &Unseen::default());
             limits::refusal(&self.config, &request, self.living(), retry_after_ns).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
@@ -319,8 +338,8 @@ impl Scheduler {
             self.deadlines.remove(&(deadline, id));
         }
         self.queue.users.leave(sequence.user);
-        if matches!(finish, Finish::Stop(_) | Finish::Length) && sequence.request.wanted == Wanted::Tokens {
-            self.habits.answered(sequence.generated.len(), sequence.most_new_tokens);
+        if !sequence.generated.is_empty() {
+            self.habits.answered(sequence.generated.len() < sequence.most_new_tokens);
         }
         let record = Box::new(sequence.close(now, &self.queue.clock));
         self.totals.finished += 1;
@@ -390,93 +409,11 @@ impl Scheduler {
         }
         let fresh = Self::new(self.config.clone()).expect("the settings were possible before");
         let (events, notes) = (std::mem::take(&mut self.events), std::mem::take(&mut self.notes));
-        *self = Self { now: self.now, totals: self.totals, events, notes, ..fresh };
+        let pace = self.pace.forgotten();
+        *self = Self { now: self.now, totals: self.totals, events, notes, pace, ..fresh };
         self.watch(self.is_watched());
         self.kv.notes.push(|| EngineEvent::AllBlocksCleared);
         true
-    }
-
-    /// When a session's blocks are due to be given up, if nobody goes on with it.
-    pub fn next_expiry(&self) -> Option<Time> {
-        self.sessions.next_expiry()
-    }
-
-    /// A session as it stands; `None`: it is closed.
-    pub fn session(&mut self, id: SessionId, now: Time) -> Option<SessionReport> {
-        let now = self.at(now);
-        self.sessions.report(id, &mut self.kv, now)
-    }
-
-    /// How much of a prompt would be found in a namespace, or in what a session keeps, and why not more.
-    pub fn explain(&self, prompt: &[u32], cache_salt: Option<&str>, session: Option<SessionId>) -> CacheExplanation {
-        let last = prompt.len().saturating_sub(1);
-        let pin = session.and_then(|id| self.sessions.pin(id)).filter(|pin| {
-            pin.cache_salt.as_deref() == cache_salt && pin.common(prompt[..last].iter().copied()) == pin.tokens.len()
-        });
-        let (found, reason) = match cache_salt {
-            Some(salt) => self.kv.explain(prompt, salt),
-            None => (0, MissReason::Disabled),
-        };
-        let (cached_tokens, reason) = match pin {
-            // Nobody can have seen what is new in a turn.
-            Some(pin) if pin.tokens.len() >= found && pin.tokens.len() < last => {
-                (pin.tokens.len(), MissReason::NeverSeen)
-            }
-            Some(pin) if pin.tokens.len() >= found => (last, MissReason::Complete),
-            _ => (found, reason),
-        };
-        let lost = (last - cached_tokens) as f64;
-        let lost_ns = self.pace.prompt_row_ns().map(|ns| (lost * ns) as u64);
-        CacheExplanation { prompt_tokens: prompt.len(), cached_tokens, reason, lost_ns }
-    }
-
-    /// Counts.
-    pub fn stats(&self) -> SchedulerStats {
-        let pool = self.kv.pool();
-        SchedulerStats {
-            running: self.running.len(),
-            waiting: self.queue.len(),
-            blocks: pool.len(),
-            blocks_free: pool.free(),
-            blocks_remembered: pool.idle(),
-            blocks_owned: pool.owned(),
-            blocks_pinned: self.sessions.pinned(),
-            sessions: self.sessions.len(),
-            ..self.totals
-        }
-    }
-
-    /// What there is to do, and how fast it is done: what a forecast for one more request needs.
-    pub fn load(&self) -> Load {
-        Load {
-            places: self.config.max_num_seqs,
-            rows: self.config.max_num_batched_tokens,
-            running: self.running.len(),
-            waiting: self.queue.len(),
-            half_read_tokens: self.half_read_tokens,
-            waiting_tokens: self.queue.tokens(),
-            answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
-            pace: self.pace.clone(),
-            step_ns: self.step_ns,
-            habits: self.habits,
-        }
-    }
-
-    /// How much a user who is known has been served, in tokens of a prompt.
-    pub fn served(&self, user: &str) -> Option<f64> {
-        self.queue.users.served_by_name(user)
-    }
-
-    /// Block-nanoseconds that sessions have held blocks between turns.
-    pub fn session_block_ns(&mut self, now: Time) -> u128 {
-        let now = self.at(now);
-        self.sessions.rent_block_ns(&mut self.kv, now)
-    }
-
-    /// Block-nanoseconds owned so far: the sum of the rents of all requests and sessions, once all requests have ended.
-    pub fn owned_block_ns(&mut self, now: Time) -> u128 {
-        let now = self.at(now);
-        self.kv.owned_ns(now)
     }
 
     /// Requests that run or wait.
