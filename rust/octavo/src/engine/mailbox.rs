@@ -344,11 +344,13 @@ mod tests {
         let thread = std::thread::spawn(move || {
             for token in 0..1000 {
                 engine.push(0, "x", token, None);
+                engine.tell();
                 if token % 100 == 0 {
                     std::thread::yield_now();
                 }
             }
             engine.finish(0, "", Finish::Length, RequestRecord::default(), || {});
+            engine.tell();
         });
         let mut tokens = 0;
         while let Next::Update(update) = mailbox.next_within(Duration::MAX) {
