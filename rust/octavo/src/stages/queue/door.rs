@@ -2,10 +2,14 @@
 //!
 //! `max_num_seqs + max_queue` requests may live. If the place that becomes free were for whoever happens to ask next, a user
 //! who asks all the time would get every one, and another who comes back when told to would get none. So a refusal is a
-//! *claim*. While it stands, for twice as long as the user was told to stay away, free places are kept for them up to their
-//! *share*, all places by the number of users who are here or have a claim. They are kept from users who would have more than
-//! that, and no more than the queue has, or were asked for: who may run runs. So everybody may fill the queue while nobody
-//! else wants to wait, nobody who was taken is sent away for others, and whoever obeys is let in.
+//! *claim*. While it stands, for twice as long as the user was told to stay away, free places are kept for them.
+//!
+//! From users who would have more than their *share*, all places by the number of users who are here or have a claim, they are
+//! kept up to the claimant's share; no more than the queue has, or were asked for. Users within their share, and who have
+//! nothing yet and want more than it at once, come in the order in which they were first refused: a place in the queue is kept
+//! for what was asked for earlier, and one in which a request would run at once for whoever is due just now, since it would
+//! stay empty for all others. So everybody may fill the queue while nobody else wants to wait, nobody who was taken is sent
+//! away for others, whoever obeys is let in, and who never comes back keeps nobody out for long.
 //!
 //! Within a user a claim keeps its places from calls of lower priority.
 
@@ -62,14 +66,34 @@ struct Guest {
     /// Requests at each priority.
     living: BTreeMap<i32, usize>,
     held: usize,
-    claim: Option<Claim>,
+    /// One for each priority at most.
+    claims: BTreeMap<i32, Claim>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Claim {
+    /// As many as were asked for last.
     count: usize,
-    priority: i32,
+    /// When it was refused first.
+    since: Time,
+    /// When it was told to come back.
+    due: Time,
     until: Time,
+    /// What it stood for is here. What else its user's share has is still kept from those who have more than theirs.
+    met: bool,
+}
+
+impl Claim {
+    /// Its owner was told to come back about now.
+    fn is_due(&self, now: Time) -> bool {
+        self.due <= now && now.since(self.due) < LEAST_CLAIM_NS
+    }
+}
+
+impl Guest {
+    fn unmet(&self) -> impl Iterator<Item = (i32, &Claim)> {
+        self.claims.iter().filter(|(_, claim)| !claim.met).map(|(priority, claim)| (*priority, claim))
+    }
 }
 
 /// Counts of those who came in, and claims of those who could not.
@@ -77,15 +101,15 @@ struct Claim {
 pub struct Door {
     living: usize,
     guests: HashMap<Arc<str>, Guest>,
-    /// By when they end.
-    claims: BTreeSet<(Time, Arc<str>)>,
+    /// By when they end: whose, and at which priority.
+    claims: BTreeSet<(Time, Arc<str>, i32)>,
 }
 
 impl Door {
     /// Takes a place for each request of a call, or none. Says who was there before.
     pub fn enter(&mut self, config: &SchedulerConfig, call: &Call, now: Time) -> Result<Ahead, Full> {
         self.forget_claims(now);
-        let (living, kept) = (self.living, self.kept_from(config, call));
+        let (living, kept) = (self.living, self.kept_from(config, call, now));
         let ends = (living + kept + call.count).saturating_sub(limits::most_living(config));
         if ends > 0 {
             return Err(Full { living, kept, ends });
@@ -94,9 +118,8 @@ impl Door {
         let guest = self.guests.entry(call.user.clone()).or_default();
         *guest.living.entry(call.priority).or_default() += call.count;
         guest.held += call.count;
-        if let Some(claim) = guest.claim.as_mut().filter(|claim| claim.priority <= call.priority) {
-            // What it stood for is here.
-            (claim.count, claim.priority) = (1, i32::MIN);
+        for (_, claim) in guest.claims.range_mut(..=call.priority) {
+            (claim.count, claim.met) = (1, true);
         }
         self.living += call.count;
         Ok(ahead)
@@ -104,16 +127,18 @@ impl Door {
 
     /// A call was refused, and told to come back after so many nanoseconds.
     pub fn claim(&mut self, call: &Call, now: Time, retry_after_ns: u64) {
+        let after = |ns: u64| Time(now.0.saturating_add(ns));
+        let until = after(retry_after_ns.saturating_mul(2).max(LEAST_CLAIM_NS));
         let guest = self.guests.get_mut(&call.user);
-        let (mut count, mut priority) = (call.count, call.priority);
-        if let Some(old) = guest.and_then(|guest| guest.claim.take()) {
-            self.claims.remove(&(old.until, call.user.clone()));
-            (count, priority) = (count.max(old.count), priority.max(old.priority));
+        let old = guest.and_then(|guest| guest.claims.remove(&call.priority));
+        if let Some(old) = old {
+            self.claims.remove(&(old.until, call.user.clone(), call.priority));
         }
         if self.claims.len() < MOST_CLAIMS {
-            let until = Time(now.0.saturating_add(retry_after_ns.saturating_mul(2).max(LEAST_CLAIM_NS)));
-            self.guests.entry(call.user.clone()).or_default().claim = Some(Claim { count, priority, until });
-            self.claims.insert((until, call.user.clone()));
+            let since = old.filter(|old| !old.met).map_or(now, |old| old.since);
+            let claim = Claim { count: call.count, since, due: after(retry_after_ns), until, met: false };
+            self.guests.entry(call.user.clone()).or_default().claims.insert(call.priority, claim);
+            self.claims.insert((until, call.user.clone(), call.priority));
         }
     }
 
@@ -141,43 +166,74 @@ impl Door {
     }
 
     fn forget_claims(&mut self, now: Time) {
-        while let Some((until, _)) = self.claims.first()
+        while let Some((until, ..)) = self.claims.first()
             && *until <= now
-            && let Some((_, user)) = self.claims.pop_first()
+            && let Some((_, user, priority)) = self.claims.pop_first()
         {
             if let Some(guest) = self.guests.get_mut(&user) {
-                guest.claim = None;
+                guest.claims.remove(&priority);
             }
             self.forget(&user);
         }
     }
 
     fn forget(&mut self, user: &Arc<str>) {
-        if self.guests.get(user).is_some_and(|guest| guest.held == 0 && guest.claim.is_none()) {
+        if self.guests.get(user).is_some_and(|guest| guest.held == 0 && guest.claims.is_empty()) {
             self.guests.remove(user);
         }
     }
 
     /// Places that a call may not have although nobody is in them.
-    fn kept_from(&self, config: &SchedulerConfig, call: &Call) -> usize {
+    fn kept_from(&self, config: &SchedulerConfig, call: &Call, now: Time) -> usize {
         let own = self.guests.get(&call.user);
-        let claim = own.and_then(|own| own.claim).filter(|claim| claim.priority > call.priority);
-        let for_own = claim.map_or(0, |claim| claim.count);
+        let of_own = || own.into_iter().flat_map(Guest::unmet);
+        let for_own: usize = of_own().filter(|(at, _)| *at > call.priority).map(|(_, claim)| claim.count).sum();
         let users = self.guests.len() + usize::from(own.is_none());
         let share = (limits::most_living(config) / users).max(1);
-        if own.map_or(0, |own| own.held) + call.count <= share {
-            return for_own;
-        }
+        let held = own.map_or(0, |own| own.held);
+        let for_others = if held > 0 && held + call.count > share {
+            self.for_shares(config, call, share)
+        } else {
+            let first = of_own().filter(|(at, _)| *at <= call.priority).map(|(_, claim)| claim.since).min();
+            self.for_earlier(config, call, share, first.unwrap_or(now), now)
+        };
+        for_own + for_others
+    }
+
+    /// Others who have claims, and less than their share.
+    fn claimants(&self, call: &Call, share: usize) -> impl Iterator<Item = &Guest> {
+        // Everybody once, by the first of their claims.
+        let is_first = |(_, user, priority): &&(Time, Arc<str>, i32)| {
+            self.guests
+                .get(user)
+                .is_some_and(|guest| guest.claims.first_key_value().map(|(at, _)| at) == Some(priority))
+        };
+        let others = self.claims.iter().filter(|(_, user, _)| *user != call.user).filter(is_first);
+        others.filter_map(|(_, user, _)| self.guests.get(user)).filter(move |guest| guest.held < share)
+    }
+
+    /// What is kept from who would have more than their share.
+    fn for_shares(&self, config: &SchedulerConfig, call: &Call, share: usize) -> usize {
         let (mut lacking, mut asked) = (0, 0);
-        for (_, user) in self.claims.iter().filter(|(_, user)| *user != call.user) {
-            if let Some(Guest { held, claim: Some(claim), .. }) = self.guests.get(user)
-                && *held < share
-            {
-                lacking += (share - held).max(claim.count);
-                asked += claim.count;
-            }
+        for guest in self.claimants(call, share) {
+            let count = guest.claims.values().map(|claim| claim.count).max().unwrap_or(0);
+            lacking += (share - guest.held).max(count);
+            asked += count;
         }
-        for_own + lacking.min(asked.max(config.max_queue))
+        lacking.min(asked.max(config.max_queue))
+    }
+
+    /// What is kept from who was first refused at `first`, or comes new.
+    fn for_earlier(&self, config: &SchedulerConfig, call: &Call, share: usize, first: Time, now: Time) -> usize {
+        let would_wait = self.living + call.count > config.max_num_seqs;
+        let earlier = |guest: &Guest| {
+            let counts = guest.unmet().filter(|(_, claim)| claim.since < first && (would_wait || claim.is_due(now)));
+            let (sum, most) = counts.fold((0, 0), |(sum, most): (usize, usize), (_, claim)| {
+                (sum.saturating_add(claim.count), most.max(claim.count))
+            });
+            sum.min(most.max(share - guest.held))
+        };
+        self.claimants(call, share).map(earlier).sum()
     }
 
     fn ahead(&self, call: &Call) -> Ahead {
@@ -256,6 +312,93 @@ mod tests {
         door.leave(&"b".into(), 0);
         assert!(door.enter(&config, &call("b", 6, 1), Time(1)).is_err());
         assert!(door.enter(&config, &call("b", 7, 1), Time(1)).is_ok());
+    }
+
+    #[test]
+    fn whoever_wants_more_than_a_share_at_once_is_let_in_by_an_idle_engine() {
+        for (max_num_seqs, max_queue, users, count) in [(2, 0, 2, 2), (2, 2, 6, 2), (64, 1024, 200, 8), (4, 4, 9, 8)] {
+            let (config, mut door) = (config(max_num_seqs, max_queue), Door::default());
+            let most = max_num_seqs + max_queue;
+            door.enter(&config, &call("x", 0, most), Time(0)).expect("there is room");
+            let calls: Vec<Call> = (0..users).map(|user| call(&format!("user {user}"), 0, count)).collect();
+            let refused = |door: &mut Door, call: &Call, now: Time| {
+                let refused = door.enter(&config, call, now).is_err();
+                if refused {
+                    door.claim(call, now, SECOND);
+                }
+                refused
+            };
+            for (i, call) in calls.iter().enumerate() {
+                assert!(refused(&mut door, call, Time(i as u64)));
+            }
+            (0..most).for_each(|_| door.leave(&"x".into(), 0));
+            // They come back when told to, again and again, and are gone soon after they came in.
+            let mut waiting = calls;
+            for round in 1..=users as u64 {
+                let mut come_in = Vec::new();
+                waiting.retain(|call| {
+                    let stays = refused(&mut door, call, Time(round * (SECOND + 1000)));
+                    if !stays {
+                        come_in.push(call.user.clone());
+                    }
+                    stays
+                });
+                assert!(waiting.is_empty() || come_in.len() * count + count > max_num_seqs, "places stay empty");
+                come_in.iter().for_each(|user| (0..count).for_each(|_| door.leave(user, 0)));
+            }
+            assert!(waiting.is_empty(), "{} of {users} never came in", waiting.len());
+        }
+    }
+
+    #[test]
+    fn users_within_their_share_come_in_in_the_order_in_which_they_were_refused() {
+        let (config, mut door) = (config(2, 2), Door::default());
+        for user in ["a", "b", "c", "d"] {
+            door.enter(&config, &call(user, 0, 1), Time(0)).expect("there is room");
+        }
+        for (now, user) in [(1, "e"), (2, "f")] {
+            door.enter(&config, &call(user, 0, 1), Time(now)).expect_err("it is full");
+            door.claim(&call(user, 0, 1), Time(now), SECOND);
+        }
+        door.leave(&"a".into(), 0);
+        for user in ["a", "f", "new"] {
+            assert!(door.enter(&config, &call(user, 0, 1), Time(3)).is_err(), "the place is kept for e");
+        }
+        // Asking again and again makes nobody later or earlier.
+        door.claim(&call("e", 0, 1), Time(4), SECOND);
+        door.enter(&config, &call("e", 0, 1), Time(5)).expect("its turn");
+    }
+
+    #[test]
+    fn where_a_request_would_run_at_once_nobody_is_waited_for_who_is_not_due() {
+        let (config, mut door) = (config(2, 0), Door::default());
+        for user in ["a", "b"] {
+            door.enter(&config, &call(user, 0, 1), Time(0)).expect("there is room");
+        }
+        door.claim(&call("f", 0, 1), Time(0), SECOND);
+        door.leave(&"a".into(), 0);
+        door.enter(&config, &call("new", 0, 1), Time(1)).expect("it runs");
+        door.leave(&"new".into(), 0);
+        for (now, is_kept) in [(SECOND, true), (SECOND + LEAST_CLAIM_NS - 1, true), (SECOND + LEAST_CLAIM_NS, false)] {
+            assert_eq!(door.enter(&config, &call("g", 0, 1), Time(now)).is_err(), is_kept, "at {now}");
+        }
+    }
+
+    #[test]
+    fn a_claim_lasts_no_longer_for_others_of_its_user() {
+        let (config, mut door) = (config(2, 0), Door::default());
+        door.enter(&config, &call("x", 0, 2), Time(0)).expect("there is room");
+        door.claim(&call("a", 5, 2), Time(0), SECOND);
+        (0..2).for_each(|_| door.leave(&"x".into(), 0));
+        for now in [1, SECOND, 2 * SECOND - 1] {
+            assert!(door.enter(&config, &call("a", 0, 1), Time(now)).is_err(), "it has a better one");
+            door.claim(&call("a", 0, 1), Time(now), SECOND);
+        }
+        door.enter(&config, &call("a", 0, 1), Time(2 * SECOND)).expect("the better one never came");
+        // Nor is one for many places renewed as that by a call for one.
+        door.claim(&call("b", 0, 2), Time(2 * SECOND), SECOND);
+        door.claim(&call("b", 0, 1), Time(2 * SECOND), SECOND);
+        assert_eq!(door.guests["b"].claims[&0].count, 1);
     }
 
     #[test]
