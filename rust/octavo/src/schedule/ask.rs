@@ -24,17 +24,12 @@ impl Scheduler {
         let pin = session.and_then(|id| self.sessions.pin(id)).filter(|pin| {
             pin.cache_salt.as_deref() == cache_salt && pin.common(prompt[..last].iter().copied()) == pin.tokens.len()
         });
-        let (found, reason) = match cache_salt {
-            Some(salt) => self.kv.explain(prompt, salt),
-            None => (0, MissReason::Disabled),
-        };
-        let (cached_tokens, reason) = match pin {
-            // Nobody can have seen what is new in a turn.
-            Some(pin) if pin.tokens.len() >= found && pin.tokens.len() < last => {
-                (pin.tokens.len(), MissReason::NeverSeen)
-            }
-            Some(pin) if pin.tokens.len() >= found => (last, MissReason::Complete),
-            _ => (found, reason),
+        let (cached_tokens, reason) = match (pin, cache_salt) {
+            // A turn goes on from what was kept for it, and nobody can have seen what is new in it.
+            (Some(pin), _) if pin.tokens.len() < last => (pin.tokens.len(), MissReason::NeverSeen),
+            (Some(_), _) => (last, MissReason::Complete),
+            (None, Some(salt)) => self.kv.explain(prompt, salt),
+            (None, None) => (0, MissReason::Disabled),
         };
         let lost = (last - cached_tokens) as f64;
         let lost_ns = self.pace.prompt_row_ns().map(|ns| (lost * ns) as u64);
