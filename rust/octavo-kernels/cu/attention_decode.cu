@@ -84,7 +84,8 @@ __device__ __forceinline__ void decode(global<float> out, global<float> partials
         for (int half = 0; half < 2; half++) {
             int row = afresh(blockIdx.x), head = head_of(half);
             if (head < 0) continue;
-            size_t at = (first_split_of(row_tables, row, block_size) + split) * query_heads + head;
+            // Both halves would share the wide split, and keep it in registers that the sums need.
+            size_t at = (first_split_of(row_tables, row, block_size) + afresh(split)) * query_heads + head;
             global<float> place =
                 spread ? partials + at * partial_len(head_dim) : out + (size_t(row) * query_heads + head) * head_dim;
             float share = spread ? 1.0f : 1.0f / tile.total[half];
