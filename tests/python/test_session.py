@@ -230,3 +230,15 @@ def test_a_turn_that_has_to_be_computed_again_has_not_diverged(tiny: octavo.LLM)
         assert [(event.kind, event.tokens) for event in session.events][1] == ("recomputed", len(prompt) + 4)
         assert again.prompt_logprobs is not None
         assert len(again.prompt_logprobs) == len(prompt) + 6
+
+
+def test_what_is_explained_of_a_turn_is_what_it_finds(tiny: octavo.LLM) -> None:
+    """Also where somebody else's prompt has left more of it in the cache."""
+    begun = [1 + i % 60 for i in range(20)]
+    with tiny.session(ttl_s=60) as session:
+        said = session.generate(begun, GREEDY, max_tokens=4)
+        turn = said.prompt_token_ids + said.token_ids + [7] * 100
+        tiny.generate(turn, GREEDY, max_tokens=1)
+        told = session.explain_cache(turn)
+        assert told.cached_tokens == len(said.prompt_token_ids + said.token_ids) - 1
+        assert session.generate(turn, GREEDY, max_tokens=1).usage.cached_tokens == told.cached_tokens

@@ -1,11 +1,5 @@
 //! Memory: zeroed, aligned, in huge pages where there are some.
 
-use std::{
-    hint::black_box,
-    sync::OnceLock,
-    time::{Duration, Instant},
-};
-
 use memmap2::MmapMut;
 
 use crate::{BackendError, Result};
@@ -13,8 +7,6 @@ use crate::{BackendError, Result};
 /// From this size on, memory begins at a multiple of it, and the system is asked for pages of this size: a product that
 /// streams a gigabyte of weights would otherwise look up a page every 4 KiB.
 const HUGE_PAGE: usize = 2 << 20;
-/// A system that has a huge page at hand clears it in a fifth of this.
-const QUICK: Duration = Duration::from_millis(1);
 
 /// Which pages memory is to be made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +37,8 @@ impl Memory {
             // Speed only: a kernel without huge pages says no.
             let _ = map.advise_range(memmap2::Advice::HugePage, start, len);
         }
+        #[cfg(not(target_os = "linux"))]
+        let _ = pages; // others choose by themselves
         Ok(Self { map, start, len })
     }
 
@@ -62,6 +56,13 @@ impl Memory {
 /// Whether a huge page is at hand when it is asked for. Of two, because anything may take long once.
 #[cfg(target_os = "linux")]
 fn has_quick_huge_pages() -> bool {
+    use std::{
+        hint::black_box,
+        sync::OnceLock,
+        time::{Duration, Instant},
+    };
+    /// A system that has one clears it in much less.
+    const QUICK: Duration = Duration::from_millis(1);
     static ANSWER: OnceLock<bool> = OnceLock::new();
     let is_quick = |page: &mut [u8]| {
         let begin = Instant::now();

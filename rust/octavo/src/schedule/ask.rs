@@ -25,7 +25,8 @@ impl Scheduler {
             pin.cache_salt.as_deref() == cache_salt && pin.common(prompt[..last].iter().copied()) == pin.tokens.len()
         });
         let (cached_tokens, reason) = match (pin, cache_salt) {
-            // A turn goes on from what was kept for it, and nobody can have seen what is new in it.
+            // A turn goes on from what was kept for it, whatever else is remembered; what is new in it, its session has not
+            // seen.
             (Some(pin), _) if pin.tokens.len() < last => (pin.tokens.len(), MissReason::NeverSeen),
             (Some(_), _) => (last, MissReason::Complete),
             (None, Some(salt)) => self.kv.explain(prompt, salt),
