@@ -257,7 +257,7 @@ impl Backend for CpuBackend {
         rows: usize,
     ) {
         let ((gate_up, gate_up_bias), (down, down_bias)) = (first, second);
-        if !GatedMlp::fits(gate_up, down) {
+        if !GatedMlp::fits(gate_up, down, rows) {
             return gated_mlp_by_steps(self, out, x, first, activation, second, between, width, rows);
         }
         // A thread begins with its share of the gates, and up goes along.

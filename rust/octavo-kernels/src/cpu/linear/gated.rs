@@ -40,9 +40,10 @@ pub struct GatedMlp<'a> {
 }
 
 impl GatedMlp<'_> {
-    /// Whether it can be done so: both products read int8.
-    pub fn fits(gate_up: &Matrix, down: &Matrix) -> bool {
-        gate_up.is_all_blocks() && down.is_all_blocks()
+    /// Whether it can be done so, and is worth it: both products read int8, and a piece is full. With few rows it is all about
+    /// reading the weights, which is quicker from one end to the other.
+    pub fn fits(gate_up: &Matrix, down: &Matrix, rows: usize) -> bool {
+        rows >= PIECE_ROWS && gate_up.is_all_blocks() && down.is_all_blocks()
     }
 }
 
@@ -97,51 +98,38 @@ impl Gates<'_> {
     /// A run of blocks for a block of rows, piece by piece.
     fn run(&self, task: usize) {
         let (rows, blocks) = (self.tasks.rows(task), self.tasks.part_of(self.width / BLOCK, task));
-        let most = PIECE / (2 * BLOCK * rows.len().min(PIECE_ROWS));
-        // As long as each other, since each asks for what the next one reads.
-        let at_once = (blocks.len() / blocks.len().div_ceil(most).max(1)).max(1);
-        // After a share comes what is read after this matrix: one half is asked for beside the gates, one beside ups.
-        let successor = self.tasks.next(task).err().and_then(|sharer| self.gate_up.successor.share(sharer));
+        let after = match self.tasks.next(task) {
+            Ok(next) => Some(self.gate_address(self.tasks.part_of(self.width / BLOCK, next).start)),
+            Err(sharer) => self.gate_up.successor.share(sharer),
+        };
         PIECE_VALUES.with_borrow_mut(|values| {
-            for first in blocks.clone().step_by(at_once) {
-                let piece = first..blocks.end.min(first + at_once);
-                let next = successor.filter(|_| piece.end == blocks.end);
+            for block in blocks.clone() {
+                let next = if block + 1 < blocks.end { Some(self.gate_address(block + 1)) } else { after };
                 for first_row in rows.clone().step_by(PIECE_ROWS) {
-                    let some_rows = first_row..rows.end.min(first_row + PIECE_ROWS);
-                    self.piece(some_rows, piece.clone(), first_row == rows.start, next, values);
+                    self.piece(first_row..rows.end.min(first_row + PIECE_ROWS), block, next, values);
                 }
             }
         });
     }
 
-    /// `blocks` of `rows`. What the next piece reads may be asked for, from just behind or at `next`.
-    fn piece(
-        &self,
-        rows: Range<usize>,
-        blocks: Range<usize>,
-        asks: bool,
-        next: Option<usize>,
-        values: &mut [f32; PIECE],
-    ) {
+    /// A block of columns of some rows; the weights at `next` are read after theirs.
+    fn piece(&self, rows: Range<usize>, block: usize, next: Option<usize>, values: &mut [f32; PIECE]) {
         let Self { isa, gate_up, bias, read, activation, gated, width, .. } = *self;
-        let columns = blocks.len() * BLOCK;
-        let values = &mut values[..rows.len() * 2 * columns];
+        let values = &mut values[..rows.len() * 2 * BLOCK];
         let out = SharedSlice::new(&mut *values);
-        let (gates, ups) = (self.tiles(blocks.clone(), 0), self.tiles(blocks.clone(), width / LANES));
-        let bytes = gate_up.address(gates.end) - gate_up.address(gates.start);
-        let ahead = asks.then_some(bytes);
-        let product = Product { bias, first_row: rows.start, ahead, ..Product::new(gate_up, read, out, 2 * columns) };
-        let first_output = blocks.start * BLOCK;
-        Product { first_output, next, ..product }.run(isa, rows.clone(), gates);
+        let product = Product { bias, first_row: rows.start, ..Product::new(gate_up, read, out, 2 * BLOCK) };
+        let gate = block * BLOCK_TILES..(block + 1) * BLOCK_TILES;
+        let up = gate.start + width / LANES..gate.end + width / LANES;
+        let (first_output, next_up) = (block * BLOCK, Some(gate_up.address(up.start)));
+        Product { first_output, next: next_up, ..product }.run(isa, rows.clone(), gate);
         // Side by side with the gates.
-        let (first_output, next) = (first_output + width - columns, next.map(|next| next + bytes));
-        Product { first_output, next, ..product }.run(isa, rows.clone(), ups);
-        isa.run(Gate { values, columns, activation, rows, first_block: blocks.start, gated });
+        Product { first_output: first_output + width - BLOCK, next, ..product }.run(isa, rows.clone(), up);
+        isa.run(Gate { values, activation, rows, block, gated });
     }
 
-    /// The tiles of blocks of columns, from this tile on.
-    fn tiles(&self, blocks: Range<usize>, first: usize) -> Range<usize> {
-        first + blocks.start * BLOCK_TILES..first + blocks.end * BLOCK_TILES
+    /// Where the gate's weights of a block begin.
+    fn gate_address(&self, block: usize) -> usize {
+        self.gate_up.address(block * BLOCK_TILES)
     }
 }
 
