@@ -17,7 +17,14 @@ use crate::stages::queue::door::{Ahead, Door};
 /// What goes to the engine thread.
 pub(super) enum Message {
     /// A new request and where its answer goes.
-    Submit(Box<Request>, Box<Outlet>),
+    Submit {
+        /// The request.
+        request: Box<Request>,
+        /// Where its answer goes.
+        outlet: Box<Outlet>,
+        /// Whether its caller sends another one at once.
+        more: bool,
+    },
     /// Something else for the scheduler.
     Tell(Command),
     /// Answer with the state of things.
