@@ -374,6 +374,28 @@ mod tests {
     }
 
     #[test]
+    fn what_nothing_could_have_kept_to_the_target_does_not_count() {
+        let mut pace = Pace::new(Some(30_000_000));
+        pace.observe(0, &rows(&[(0, 512)]), false, 102_400_000);
+        // Nobody knows yet what decoding takes of this: rows are not blamed for it.
+        pace.observe(8, &rows(&[(0, 4)]), false, 5_000_000);
+        pace.observe(4, &rows(&[]), true, 4_000_000);
+        let planned = fitting(&pace, 4, 0);
+        assert_eq!(planned, 100, "a fifth of a millisecond each beside 4 ms, in 24 ms");
+        // Steps that were to be as long as that, and one that was too long without a prompt.
+        for _ in 0..50 {
+            pace.observe(4, &rows(&[(0, 508)]), false, 105_600_000);
+        }
+        assert_eq!(fitting(&pace, 4, 0), planned);
+        pace.observe(4, &rows(&[]), true, 100_000_000);
+        (0..50).for_each(|_| pace.observe(4, &rows(&[]), true, 4_000_000));
+        assert_eq!(fitting(&pace, 4, 0), planned);
+        pace.observe(4, &rows(&[]), true, 25_000_000);
+        (0..50).for_each(|_| pace.observe(4, &rows(&[]), true, 4_000_000));
+        assert!(fitting(&pace, 4, 0) < planned, "with prompts, this one would have been too long");
+    }
+
+    #[test]
     fn a_context_of_any_length_has_a_depth() {
         let depths = [0, 511, 512, 1023, 1024, 20_000, 1 << 24, usize::MAX].map(depth);
         assert_eq!(depths, [0, 0, 1, 1, 2, 6, DEPTHS - 1, DEPTHS - 1]);
