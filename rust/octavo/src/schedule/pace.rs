@@ -376,15 +376,15 @@ mod tests {
     #[test]
     fn what_nothing_could_have_kept_to_the_target_does_not_count() {
         let mut pace = Pace::new(Some(30_000_000));
-        pace.observe(0, &rows(&[(0, 512)]), false, 102_400_000);
+        pace.observe(0, &rows(&[(0, 512)]), false, 102_195_200);
         // Nobody knows yet what decoding takes of this: rows are not blamed for it.
         pace.observe(8, &rows(&[(0, 4)]), false, 5_000_000);
         pace.observe(4, &rows(&[]), true, 4_000_000);
         let planned = fitting(&pace, 4, 0);
-        assert_eq!(planned, 100, "a fifth of a millisecond each beside 4 ms, in 24 ms");
+        assert_eq!(planned, 100, "of a fifth of a millisecond each, beside 4 ms in 24 ms");
         // Steps that were to be as long as that, and one that was too long without a prompt.
         for _ in 0..50 {
-            pace.observe(4, &rows(&[(0, 508)]), false, 105_600_000);
+            pace.observe(4, &rows(&[(0, 508)]), false, 105_396_800);
         }
         assert_eq!(fitting(&pace, 4, 0), planned);
         pace.observe(4, &rows(&[]), true, 100_000_000);
