@@ -3,7 +3,8 @@
 use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::kv::KvLayout;
 use octavo::request::{Request, RequestId};
-use octavo::schedule::SchedulerConfig;
+use octavo::schedule::{SchedulerConfig, Unseen};
+use octavo::stages::queue::door::Ahead;
 
 use crate::world::{Coins, VOCAB, World, prompt, request};
 
@@ -203,6 +204,14 @@ fn a_list_is_read_in_full_steps_until_somebody_else_lives() {
     let rows = read_list(&mut world, &all);
     let (last, full) = rows.split_last().expect("there are some");
     assert!(full.iter().all(|&rows| rows == 512) && *last <= 512, "{rows:?}");
+    // Half a step and two full ones, or steps of 24 ms of which decoding takes 9.
+    (0..5).for_each(|_| assert!(world.step()));
+    let forecast = |call| {
+        let load = world.scheduler.load().seen_by(call);
+        load.forecast(512, &Ahead::default(), &Unseen::default()).ttft_ns
+    };
+    let [own, others] = [Some(RequestId(0)), None].map(forecast);
+    assert!(own < 110_000_000 && others > 120_000_000, "{own} and {others} ns");
     // Whoever comes beside them is not held up by what the list still brings.
     let other = world.submit(request(100, &prompt(100, 5), 100));
     (0..20).for_each(|_| assert!(world.step()));

@@ -190,7 +190,7 @@ impl Engine {
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
         let call = Call { user: options.user.as_str().into(), priority: options.priority, count: options.choices };
         let ahead = self.enter(&call)?;
-        let forecast = self.shared.forecast(ids.len(), &ahead);
+        let forecast = self.shared.forecast(ids.len(), options.call, &ahead);
         if let Some(error) = self.too_late(&forecast, &options, begun) {
             (0..call.count).for_each(|_| self.shared.door().leave(&call.user, call.priority));
             return Err(error);

@@ -71,6 +71,8 @@ impl Scheduler {
             half_read_tokens: self.half_read_tokens,
             waiting_tokens: self.queue.tokens(),
             answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
+            call: self.calls.keys().next().filter(|_| self.calls.len() == 1).copied(),
+            free: false,
             pace: self.pace.clone(),
             answers: self.answers(),
             last_step_ns: self.step_ns,

@@ -182,11 +182,12 @@ impl Pace {
         self.decoding.map_or(self.guess_ns, |alone| alone.ns)
     }
 
-    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows; a guess
-    /// while nothing was read.
-    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize) -> f64 {
+    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows, which keep
+    /// to the target unless they are `free`; a guess while nothing was read.
+    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize, free: bool) -> f64 {
         let row = self.prompt_row_ns().unwrap_or(FIRST_ROW * self.guess_ns);
-        let within_target = (self.room_ns(decoding) / row.max(LEAST_ROW_NS)) as usize;
+        let room = if free { f64::INFINITY } else { self.room_ns(decoding) };
+        let within_target = (room / row.max(LEAST_ROW_NS)) as usize;
         let in_a_step = within_target.min(most.saturating_sub(decoding)).max(1);
         rows.div_ceil(in_a_step) as f64 * self.alone_ns(decoding) + rows as f64 * row
     }
