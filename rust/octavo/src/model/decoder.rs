@@ -377,9 +377,10 @@ impl<B: Backend> Parts<B> {
         );
         match mlp {
             Mlp::Dense { gate_up, down } => {
-                backend.linear(&mut work.gate_up, &work.normed, &gate_up.matrix, gate_up.bias.as_ref(), rows);
-                backend.gated(&mut work.gated, &work.gate_up, spec.activation, spec.intermediate_size, rows);
-                backend.linear(&mut work.delta, &work.gated, &down.matrix, down.bias.as_ref(), rows);
+                let between = (&mut work.gate_up, &mut work.gated);
+                let (gate_up, down) = (gate_up.projection(), down.projection());
+                let (width, activation) = (spec.intermediate_size, spec.activation);
+                backend.gated_mlp(&mut work.delta, &work.normed, gate_up, activation, down, between, width, rows);
             }
             Mlp::Sparse(weights) => {
                 let (Some(routing), Some(experts)) = (routing, spec.experts) else {
