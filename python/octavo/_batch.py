@@ -44,8 +44,8 @@ def run_batch(
     verb: str,
     what: str = "prompt",
 ) -> list[T]:
-    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. ``submit`` gets a prompt's number, and
-    as keywords the call that it goes on with and whether more come at once. The first failure ends the whole; its
+    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. ``submit`` gets a prompt's number,
+    and as keywords the call that it goes on with and whether more come at once. The first failure ends the whole; its
     message says which one (``what``) it was."""
     flight = _Flight(submit, take, choices, room, what)
     begun = time.monotonic()
