@@ -171,9 +171,9 @@ class LLM:
     @overload
     def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any: ...
     def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any:
-        """Answer one prompt, or a list of prompts in order; many are batched inside, and begin together. The first prompt
-        of a list that fails ends the whole list: its error, which says which prompt it was, is raised, and the other
-        answers are lost.
+        """Answer one prompt, or a list of prompts in order; many are batched inside, and begin together. The first
+        prompt of a list that fails ends the whole list: its error, which says which prompt it was, is raised, and the
+        other answers are lost.
 
         Args:
             prompt: Text, messages, or token ids; or a list of any of these.
