@@ -167,12 +167,25 @@ struct Product<'a> {
     width: usize,
     /// Where the weights lie that are read after these. `None`: just behind them.
     next: Option<usize>,
+    /// How many bytes ahead of their use weights are asked for. `None`: they are not.
+    ahead: Option<usize>,
 }
 
 impl<'a> Product<'a> {
     /// Of all outputs of a matrix, or some of them into rows of `width`.
     fn new(matrix: &'a Matrix, activations: Quantisation<'a>, out: SharedSlice<'a, f32>, width: usize) -> Self {
-        Self { matrix, x: &[], activations, bias: None, out, first_row: 0, first_output: 0, width, next: None }
+        Self {
+            matrix,
+            x: &[],
+            activations,
+            bias: None,
+            out,
+            first_row: 0,
+            first_output: 0,
+            width,
+            next: None,
+            ahead: Some(quantised::AHEAD),
+        }
     }
 
     /// The outputs of `tiles` for `rows`. No two calls that run at once may share a tile and a row.

@@ -4,6 +4,7 @@
 //! cache. So a task computes both for the same 32 columns of a few rows, in a piece of memory that stays in the first-level
 //! cache, and leaves one block of int8 for each row. Every value is the one that the three operations by themselves give.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::{Product, Tasks};
@@ -96,39 +97,55 @@ impl Gates<'_> {
     /// A run of blocks for a block of rows, piece by piece.
     fn run(&self, task: usize) {
         let (rows, blocks) = (self.tasks.rows(task), self.tasks.part_of(self.width / BLOCK, task));
-        let next = match self.tasks.next(task) {
-            Ok(next) => Some(self.gate_address(self.tasks.part_of(self.width / BLOCK, next).start)),
-            Err(sharer) => self.gate_up.successor.share(sharer),
-        };
-        let at_once = PIECE / (2 * BLOCK * rows.len().min(PIECE_ROWS));
-        for first in blocks.clone().step_by(at_once) {
-            let piece = first..blocks.end.min(first + at_once);
-            let next = if piece.end < blocks.end { Some(self.gate_address(piece.end)) } else { next };
-            for first_row in rows.clone().step_by(PIECE_ROWS) {
-                self.piece(first_row..rows.end.min(first_row + PIECE_ROWS), piece.clone(), next);
+        let most = PIECE / (2 * BLOCK * rows.len().min(PIECE_ROWS));
+        // As long as each other, since each asks for what the next one reads.
+        let at_once = (blocks.len() / blocks.len().div_ceil(most).max(1)).max(1);
+        // After a share comes what is read after this matrix: one half is asked for beside the gates, one beside ups.
+        let successor = self.tasks.next(task).err().and_then(|sharer| self.gate_up.successor.share(sharer));
+        PIECE_VALUES.with_borrow_mut(|values| {
+            for first in blocks.clone().step_by(at_once) {
+                let piece = first..blocks.end.min(first + at_once);
+                let next = successor.filter(|_| piece.end == blocks.end);
+                for first_row in rows.clone().step_by(PIECE_ROWS) {
+                    let some_rows = first_row..rows.end.min(first_row + PIECE_ROWS);
+                    self.piece(some_rows, piece.clone(), first_row == rows.start, next, values);
+                }
             }
-        }
+        });
     }
 
-    /// `blocks` of `rows`; the weights at `next` are read after theirs.
-    fn piece(&self, rows: Range<usize>, blocks: Range<usize>, next: Option<usize>) {
+    /// `blocks` of `rows`. What the next piece reads may be asked for, from just behind or at `next`.
+    fn piece(
+        &self,
+        rows: Range<usize>,
+        blocks: Range<usize>,
+        asks: bool,
+        next: Option<usize>,
+        values: &mut [f32; PIECE],
+    ) {
         let Self { isa, gate_up, bias, read, activation, gated, width, .. } = *self;
         let columns = blocks.len() * BLOCK;
-        let mut values = [0.0; PIECE];
         let values = &mut values[..rows.len() * 2 * columns];
         let out = SharedSlice::new(&mut *values);
-        let product = Product { bias, first_row: rows.start, ..Product::new(gate_up, read, out, 2 * columns) };
-        let (gate, up) = (blocks.start * BLOCK_TILES..blocks.end * BLOCK_TILES, width / LANES);
-        let ups = gate.start + up..gate.end + up;
-        let (first, next_up) = (blocks.start * BLOCK, Some(gate_up.address(ups.start)));
-        Product { first_output: first, next: next_up, ..product }.run(isa, rows.clone(), gate);
+        let (gates, ups) = (self.tiles(blocks.clone(), 0), self.tiles(blocks.clone(), width / LANES));
+        let bytes = gate_up.address(gates.end) - gate_up.address(gates.start);
+        let ahead = asks.then_some(bytes);
+        let product = Product { bias, first_row: rows.start, ahead, ..Product::new(gate_up, read, out, 2 * columns) };
+        let first_output = blocks.start * BLOCK;
+        Product { first_output, next, ..product }.run(isa, rows.clone(), gates);
         // Side by side with the gates.
-        Product { first_output: first + width - columns, next, ..product }.run(isa, rows.clone(), ups);
+        let (first_output, next) = (first_output + width - columns, next.map(|next| next + bytes));
+        Product { first_output, next, ..product }.run(isa, rows.clone(), ups);
         isa.run(Gate { values, columns, activation, rows, first_block: blocks.start, gated });
     }
 
-    /// Where the gate's weights of a block begin.
-    fn gate_address(&self, block: usize) -> usize {
-        self.gate_up.address(block * BLOCK_TILES)
+    /// The tiles of blocks of columns, from this tile on.
+    fn tiles(&self, blocks: Range<usize>, first: usize) -> Range<usize> {
+        first + blocks.start * BLOCK_TILES..first + blocks.end * BLOCK_TILES
     }
+}
+
+thread_local! {
+    /// `[gate | up]` of a piece.
+    static PIECE_VALUES: RefCell<Box<[f32; PIECE]>> = RefCell::new(Box::new([0.0; PIECE]));
 }
