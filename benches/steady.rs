@@ -73,6 +73,7 @@ impl World {
         let token = |i: usize| if i < self.load.shared { i as u32 } else { (id as u32).wrapping_mul(31) + i as u32 };
         let request = Request {
             id: RequestId(id),
+            call: RequestId(id),
             arrived: self.now,
             prompt: (0..self.load.prompt).map(token).collect(),
             params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),

@@ -73,6 +73,7 @@ impl World {
     fn submit(&mut self) {
         let request = Request {
             id: RequestId(self.submitted),
+            call: RequestId(self.submitted),
             prompt: (0..(self.context + self.submitted as usize % BLOCK_SIZE) as u32).map(|i| i % 50).collect(),
             params: self.params.clone(),
             wanted: Wanted::Tokens,

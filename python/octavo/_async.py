@@ -26,6 +26,8 @@ class _LoopWaker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.waker = Waker()
+        #: Calls that are on their way to a thread of the loop's pool.
+        self.coming: set[object] = set()
         self._waiting: dict[asyncio.Future[Chunk | None], Ticket] = {}
         # The loop holds this object, not the other way round: it must be able to die.
         loop.add_reader(self.waker.fileno(), self._look)
@@ -93,10 +95,21 @@ def lock() -> asyncio.Lock:
     return asyncio.Lock()
 
 
-async def submitted(submit: Callable[[Waker], Ticket]) -> Ticket:
+async def submitted(submit: Callable[..., Ticket], more: bool = False) -> Ticket:
     """Makes the request. Template and tokenizer run on a thread of the loop's pool: a long prompt must not hold up the
-    loop."""
-    return await asyncio.to_thread(submit, _waker_of_loop().waker)
+    loop. ``more``: another one follows at once, as it does where the loop's other tasks are about to make one."""
+    at_loop, this = _waker_of_loop(), object()
+    at_loop.coming.add(this)
+
+    def arrive() -> Ticket:
+        at_loop.coming.discard(this)
+        return submit(waker=at_loop.waker, more=more or bool(at_loop.coming))
+
+    try:
+        await asyncio.sleep(0)  # until all that are about to are known
+        return await asyncio.to_thread(arrive)
+    finally:
+        at_loop.coming.discard(this)
 
 
 async def next_chunk(ticket: Ticket) -> Chunk | None:
@@ -104,7 +117,7 @@ async def next_chunk(ticket: Ticket) -> Chunk | None:
     return await _waker_of_loop().next_chunk(ticket)
 
 
-async def finish(submit: Callable[[Waker], Ticket]) -> Result:
+async def finish(submit: Callable[..., Ticket]) -> Result:
     """The whole answer. Cancelling the task cancels the request."""
     return await _answer(await submitted(submit))
 
@@ -119,24 +132,31 @@ async def _answer(ticket: Ticket) -> Result:
     return ticket.result()
 
 
-async def agenerate_batch(submit: Callable[[int, Waker], Ticket], choices: Sequence[int], room: int) -> list[Result]:
+async def agenerate_batch(submit: Callable[..., Ticket], choices: Sequence[int], room: int) -> list[Result]:
     """The answers in order. A window of them is in flight, as in :func:`octavo._batch.run_batch`; the first
     failure cancels the others."""
     results: dict[int, Result] = {}
     flying: dict[asyncio.Task[Result], int] = {}
     waiting = list(reversed(range(len(choices))))
+    call: int | None = None
+
+    def may_fly(count: int) -> bool:
+        return bool(waiting) and (not count or count + choices[waiting[-1]] <= room)
+
     try:
         while len(results) < len(choices):
-            while waiting and (not flying or sum(choices[i] for i in flying.values()) + choices[waiting[-1]] <= room):
-                i = waiting[-1]
+            while may_fly(count := sum(choices[i] for i in flying.values())):
+                i = waiting.pop()
                 try:
-                    ticket = await submitted(partial(submit, i))
+                    ticket = await submitted(partial(submit, i, call=call), may_fly(count + choices[i]))
                 except QueueFullError:
                     # As in `_batch`: go on when one of ours comes home; with none out there is nothing to wait for.
                     if not flying:
                         raise
+                    waiting.append(i)
                     break
-                flying[asyncio.ensure_future(_answer(ticket))] = waiting.pop()
+                call = ticket.call
+                flying[asyncio.ensure_future(_answer(ticket))] = i
             finished, _ = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
             for task in finished:
                 i = flying.pop(task)

@@ -36,7 +36,7 @@ def naming(what: str, i: int, kind: type[OctavoError] = OctavoError) -> Iterator
 
 
 def run_batch(
-    submit: Callable[[int], Ticket],
+    submit: Callable[..., Ticket],
     take: Callable[[Ticket], T],
     choices: Sequence[int],
     room: int,
@@ -44,8 +44,9 @@ def run_batch(
     verb: str,
     what: str = "prompt",
 ) -> list[T]:
-    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. The first failure ends the whole;
-    its message says which one (``what``) it was."""
+    """What ``take`` finds in the answers to prompts ``0..len(choices)``, in order. ``submit`` gets a prompt's number,
+    and as keywords the call that it goes on with and whether more come at once. The first failure ends the whole; its
+    message says which one (``what``) it was."""
     flight = _Flight(submit, take, choices, room, what)
     begun = time.monotonic()
     with bar_on_terminal(verb, progress, unit="prompts") as report:
@@ -66,10 +67,11 @@ class _Flight(Generic[T]):
     """Prompts on their way: not yet submitted, in flight, or answered."""
 
     def __init__(
-        self, submit: Callable[[int], Ticket], take: Callable[[Ticket], T], choices: Sequence[int], room: int, what: str
+        self, submit: Callable[..., Ticket], take: Callable[[Ticket], T], choices: Sequence[int], room: int, what: str
     ) -> None:
         self._submit, self._take, self._choices, self._room, self._what = submit, take, choices, room, what
         self._next = 0
+        self._call: int | None = None
         self._flying: dict[int, Ticket] = {}
         self._results: dict[int, T] = {}
         self._tokens_done = 0
@@ -83,19 +85,23 @@ class _Flight(Generic[T]):
 
     def refill(self) -> None:
         flying = sum(self._choices[i] for i in self._flying)
-        while self._next < len(self._choices):
+        while self._may_fly(flying):
             i = self._next
-            if self._flying and flying + self._choices[i] > self._room:
-                return
+            flying += self._choices[i]
+            self._next += 1
             try:
-                self._flying[i] = self._submit(i)
+                ticket = self._submit(i, call=self._call, more=self._may_fly(flying))
             except QueueFullError:
                 # Others fill the queue: go on when one of ours comes home. With none out there is nothing to wait for.
                 if not self._flying:
                     raise
+                self._next = i
                 return
-            flying += self._choices[i]
-            self._next += 1
+            self._flying[i], self._call = ticket, ticket.call
+
+    def _may_fly(self, flying: int) -> bool:
+        """Whether the next one may be submitted beside so many."""
+        return self._next < len(self._choices) and (not flying or flying + self._choices[self._next] <= self._room)
 
     def collect(self, patience_s: float) -> None:
         """Waits for the oldest for a moment, then takes in all that are finished."""

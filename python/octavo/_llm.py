@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         Recording,
         SessionHandle,
         Stats,
-        Waker,
     )
 
 _CALL_OPTIONS = tuple(CallOptions.__slots__)
@@ -71,7 +70,7 @@ class LLM:
         itl_target_ms: Milliseconds between two tokens of a running request that others' prompts may stretch a step to:
             prompts are read in chunks that fit, with so much room to spare that the 99th percentile keeps to it. Where
             decoding alone takes about as long, prompts get a ninth of the time, and where it takes much longer, half of
-            it. ``None``: prompts take all of a step.
+            it. The prompts of a list take all of a step while nobody else is there. ``None``: all prompts do.
         enable_prefix_caching: Share the blocks of equal prompt beginnings.
         threads: Worker threads; ``None``: the cores this process may use.
         seed: Seed of requests that bring none.
@@ -172,8 +171,9 @@ class LLM:
     @overload
     def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any: ...
     def generate(self, prompt: Any, params: Any = None, **keywords: Any) -> Any:
-        """Answer one prompt, or a list of prompts in order; many are batched inside. The first prompt of a list that
-        fails ends the whole list: its error, which says which prompt it was, is raised, and the other answers are lost.
+        """Answer one prompt, or a list of prompts in order; many are batched inside, and begin together. The first
+        prompt of a list that fails ends the whole list: its error, which says which prompt it was, is raised, and the
+        other answers are lost.
 
         Args:
             prompt: Text, messages, or token ids; or a list of any of these.
@@ -203,7 +203,7 @@ class LLM:
         if is_batch(prompt):
             prompts = list(prompt)
             return run_batch(
-                lambda i: self._submit(prompts[i], call, at=i),
+                lambda i, **how: self._submit(prompts[i], call, at=i, **how),
                 lambda ticket: ticket.result(),
                 call.choices(len(prompts)),
                 self._window,
@@ -234,27 +234,26 @@ class LLM:
         if is_batch(prompt):
             prompts = list(prompt)
             return await agenerate_batch(
-                lambda i, waker: self._submit(prompts[i], call, at=i, waker=waker),
+                lambda i, **how: self._submit(prompts[i], call, at=i, **how),
                 call.choices(len(prompts)),
                 self._window,
             )
-        return await finish(lambda waker: self._submit(prompt, call, waker=waker))
+        return await finish(lambda **how: self._submit(prompt, call, **how))
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> AsyncStream:
         """:meth:`stream` for an event loop: ``async for chunk in llm.astream(…)``. Cancelling the task cancels the
         request; ``async with`` ends it on leaving the block."""
         call = _Call(params, keywords)
-        return AsyncStream(lambda waker: self._submit(prompt, call, every_token=True, waker=waker))
+        return AsyncStream(lambda **how: self._submit(prompt, call, every_token=True, **how))
 
     def _submit(
         self,
         prompt: Any,
         call: _Call,
+        /,
         *,
         at: int | None = None,
-        every_token: bool = False,
-        waker: Waker | None = None,
-        session: SessionHandle | None = None,
+        **how: Any,
     ) -> Ticket:
         # Whether the engine takes more, or is there at all, is not about this prompt.
         with nullcontext() if at is None else naming("prompt", at, InvalidRequestError):
@@ -262,9 +261,7 @@ class LLM:
                 to_engine(prompt, call.chat),
                 self._prepared(call.params_of(at)),
                 call.options,
-                every_token=every_token,
-                waker=waker,
-                session=session,
+                **how,
             )
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
@@ -394,9 +391,9 @@ class LLM:
         salt = cache_salt if self._prefix_caching else uuid4().hex
         params, options = SamplingParams(prompt_logprobs=1), CallOptions(cache_salt=salt)
 
-        def submit(i: int) -> Ticket:
+        def submit(i: int, **how: Any) -> Ticket:
             before, after = pairs[i]
-            return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before))
+            return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before), **how)
 
         return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score", "continuation")
 

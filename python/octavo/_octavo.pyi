@@ -368,6 +368,9 @@ class Ticket:
         """Like ``result``, for a call that wanted logits: float32, little-endian, rows of the vocabulary."""
     def cancel(self) -> None: ...
     @property
+    def call(self) -> int:
+        """The call that it is of: what other prompts of the same list go on with."""
+    @property
     def ended(self) -> bool:
         """Whether everything has been read."""
     @property
@@ -502,7 +505,11 @@ class Engine:
         every_token: bool = False,
         waker: Waker | None = None,
         session: SessionHandle | None = None,
-    ) -> Ticket: ...
+        call: int | None = None,
+        more: bool = False,
+    ) -> Ticket:
+        """``call``: the :attr:`Ticket.call` that it goes on with, as prompts of one list do. ``more``: another follows
+        at once, for which an engine that has nothing to do waits."""
     def submit_again(self, result: Result, choice: int) -> Ticket:
         """Asks for one choice of a finished request again, with its seed and without sharing anything."""
     def made_otherwise(self, result: Result) -> list[tuple[str, str, str]]:

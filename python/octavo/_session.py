@@ -78,13 +78,13 @@ class Session:
         """:meth:`generate` for an event loop."""
         from octavo._async import finish
 
-        return await finish(lambda waker: self._begin(prompt, params, keywords, waker=waker))
+        return await finish(lambda **how: self._begin(prompt, params, keywords, **how))
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any) -> AsyncStream:
         """:meth:`stream` for an event loop."""
         from octavo._stream import AsyncStream
 
-        return AsyncStream(lambda waker: self._begin(prompt, params, keywords, every_token=True, waker=waker))
+        return AsyncStream(lambda **how: self._begin(prompt, params, keywords, every_token=True, **how))
 
     def _begin(self, prompt: Any, params: Any, keywords: dict[str, Any], **how: Any) -> Ticket:
         self._check_open()

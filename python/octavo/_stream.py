@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from octavo._octavo import Chunk, Result, Ticket, Waker
+    from octavo._octavo import Chunk, Result, Ticket
 
 
 class Stream(Chunks):
@@ -62,7 +62,7 @@ class Stream(Chunks):
 class AsyncStream:
     """A :class:`Stream` for an event loop. The request is made at the first step into it."""
 
-    def __init__(self, submit: Callable[[Waker], Ticket]) -> None:
+    def __init__(self, submit: Callable[..., Ticket]) -> None:
         self._submit = submit
         self._ticket: Ticket | None = None
         self._outcome: _Outcome | None = None

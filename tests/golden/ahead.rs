@@ -119,6 +119,7 @@ fn request(seed: u64, step: usize, id: u64, now: Time) -> Request {
     };
     Request {
         id: RequestId(id),
+        call: RequestId(id),
         prompt: prompt.into(),
         params: Arc::new(params),
         wanted: if dice(14, 12) == 0 { Wanted::LastLogits } else { Wanted::Tokens },

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import octavo
 from conftest import GREEDY, fingerprint, real_prompts, settled
 from octavo import SamplingParams
+from octavo._params import CallOptions
 
 
 def mixed_requests(llm: octavo.LLM, count: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -80,6 +82,39 @@ def test_more_prompts_than_the_queue_holds(tiny_path: str) -> None:
         assert all(len(result.token_ids) == 5 for result in results)
         assert llm.generate(prompts[:3], GREEDY, max_tokens=5, n=2)[2].choices[1].finish_reason == "length"
         settled(llm)
+
+
+def test_what_is_asked_for_together_begins_together(tiny_path: str) -> None:
+    prompts = [[1, 2, 3, i] for i in range(8)]
+    with octavo.LLM(tiny_path, kv_cache_bytes="4MiB") as llm:
+
+        async def one_list() -> None:
+            await llm.agenerate(prompts, GREEDY, max_tokens=1)
+
+        async def one_by_one() -> None:
+            await asyncio.gather(*(llm.agenerate(prompt, GREEDY, max_tokens=1) for prompt in prompts))
+
+        def steps(ask: Callable[[], object]) -> int:
+            before = llm.stats().steps
+            ask()
+            return llm.stats().steps - before
+
+        for ask in (
+            lambda: llm.generate(prompts, GREEDY, max_tokens=1),
+            lambda: llm.score([1, 2, 3], [[5 + i] for i in range(8)]),
+            lambda: llm.generate(prompts[0], GREEDY, max_tokens=1, n=8),
+            lambda: asyncio.run(one_list()),
+            lambda: asyncio.run(one_by_one()),
+        ):
+            # It does not wait for long: where the machine is busy with something else, they may come too late.
+            assert min(steps(ask) for _ in range(20)) == 1
+
+
+def test_whoever_said_that_more_would_come_is_answered_without_it(tiny: octavo.LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    ticket = tiny._engine.submit([1, 2], params, CallOptions(), more=True)
+    assert ticket.wait(60.0)
+    assert fingerprint(ticket.result()) == fingerprint(tiny.generate([1, 2], params))
 
 
 def test_a_full_queue_is_an_answer(tiny_path: str) -> None:

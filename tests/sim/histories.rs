@@ -196,8 +196,10 @@ fn any_request(
         logprobs: coins.one_in(5).then_some(1),
         ..Default::default()
     };
+    let id = RequestId(earlier.len() as u64);
     Request {
-        id: RequestId(earlier.len() as u64),
+        id,
+        call: earlier.last().filter(|_| coins.one_in(2)).map_or(id, |before| before.call),
         prompt: tokens.into(),
         params: Arc::new(params),
         wanted,

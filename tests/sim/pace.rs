@@ -3,7 +3,8 @@
 use octavo::execute::simulated::{CostModel, Simulated};
 use octavo::kv::KvLayout;
 use octavo::request::{Request, RequestId};
-use octavo::schedule::SchedulerConfig;
+use octavo::schedule::{SchedulerConfig, Unseen};
+use octavo::stages::queue::door::Ahead;
 
 use crate::world::{Coins, VOCAB, World, prompt, request};
 
@@ -170,4 +171,66 @@ fn long_beside_short(every: u64, at_once: u64) {
     // One in every step is more than half of what decoding leaves: they queue up, and still hold nobody up.
     assert!(shorts.len() >= 4 && (every == 1 || last <= 15 * target), "every {every}: a short one waited {last} ns");
     assert!(worst <= target * 108 / 100, "every {every}: a gap of {worst} ns");
+}
+
+/// Rows of the steps until everybody of a list has begun to answer.
+fn read_list(world: &mut World, list: &[RequestId]) -> Vec<usize> {
+    let mut rows = Vec::new();
+    while list.iter().any(|&id| world.outcome(id).tokens.is_empty()) {
+        rows.push(world.launch().expect("they live").rows());
+        world.commit();
+    }
+    rows
+}
+
+#[test]
+fn a_list_is_read_in_full_steps_until_somebody_else_lives() {
+    let target = 30_000_000;
+    let mut world = World::new(SchedulerConfig {
+        max_num_seqs: 64,
+        max_num_batched_tokens: 512,
+        max_queue: 1000,
+        max_model_len: 1000,
+        layout: KvLayout::new(16),
+        blocks: 2000,
+        itl_target_ns: Some(target),
+    });
+    // A full step takes 80 ms, one of forty that decode 9 ms.
+    world.executor = Simulated::new(COST, VOCAB);
+    let list = |world: &mut World, ids: std::ops::Range<u64>, tokens| -> Vec<RequestId> {
+        ids.map(|id| world.submit(Request { call: RequestId(0), ..request(id, &prompt(id, 128), tokens) })).collect()
+    };
+    let all = list(&mut world, 0..40, 200);
+    let rows = read_list(&mut world, &all);
+    let (last, full) = rows.split_last().expect("there are some");
+    assert!(full.iter().all(|&rows| rows == 512) && *last <= 512, "{rows:?}");
+    // Half a step and two full ones, or steps of 24 ms of which decoding takes 9.
+    (0..5).for_each(|_| assert!(world.step()));
+    let forecast = |call| {
+        let load = world.scheduler.load().seen_by(call);
+        load.forecast(512, &Ahead::default(), &Unseen::default()).ttft_ns
+    };
+    let [own, others] = [Some(RequestId(0)), None].map(forecast);
+    assert!(own < 110_000_000 && others > 120_000_000, "{own} and {others} ns");
+    // Whoever comes beside them is not held up by what the list still brings.
+    let other = world.submit(request(100, &prompt(100, 5), 100));
+    (0..20).for_each(|_| assert!(world.step()));
+    let more = list(&mut world, 200..216, 10);
+    world.finish(1000);
+    let gaps: Vec<u64> = world.outcome(other).record().token_ns.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.len() == 99 && gaps.iter().all(|&gap| gap <= target), "{gaps:?}");
+    let read = |id: &RequestId| world.outcome(*id).record().ttft_ns().expect("it was read");
+    assert!(more.iter().map(read).max() < Some(40 * target), "and the list gets on");
+    // What full steps took says nothing against prompts beside others.
+    let decoding: Vec<RequestId> = (300..304).map(|id| world.submit(request(id, &prompt(id, 5), 100))).collect();
+    (0..10).for_each(|_| assert!(world.step()));
+    world.submit(request(400, &prompt(400, 900), 1));
+    let step = |world: &mut World| {
+        let before = world.now;
+        world.step();
+        world.now.since(before)
+    };
+    let took: Vec<u64> = (0..5).map(|_| step(&mut world)).collect();
+    assert!(took.iter().any(|&ns| ns > target * 7 / 10) && took.iter().all(|&ns| ns <= target), "{took:?}");
+    assert!(decoding.iter().all(|&id| world.outcome(id).end.is_none()));
 }

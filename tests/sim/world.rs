@@ -296,6 +296,7 @@ fn check_record(outcome: &Outcome, record: &RequestRecord) {
 pub fn request(id: u64, prompt: &[u32], max_tokens: usize) -> Request {
     Request {
         id: RequestId(id),
+        call: RequestId(id),
         prompt: prompt.into(),
         params: Arc::new(SamplingParams { temperature: 0.0, max_tokens, ..Default::default() }),
         wanted: Wanted::Tokens,

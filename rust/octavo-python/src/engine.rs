@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use octavo::engine;
-use octavo::request::SamplingParams;
+use octavo::request::{RequestId, SamplingParams};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -52,7 +52,7 @@ impl Engine {
     }
 
     #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None,
-        session=None))]
+        session=None, call=None, more=false))]
     #[expect(clippy::too_many_arguments, reason = "a call has these")]
     fn submit(
         &self,
@@ -65,11 +65,14 @@ impl Engine {
         every_token: bool,
         waker: Option<Py<Waker>>,
         session: Option<Py<SessionHandle>>,
+        call: Option<u64>,
+        more: bool,
     ) -> PyResult<Ticket> {
         let engine = self.0.get()?.clone();
         let (params, choices) = params::sampling_params(params)?;
         let mut options = params::options(options, choices, params::wanted(wanted, score_from)?)?;
         options.every_token = every_token;
+        (options.call, options.more) = (call.map(RequestId), more);
         options.session = session.map(|session| session.get().session.get().cloned()).transpose()?;
         options.waker = waker.map(|waker| waker.get().0.clone() as Arc<dyn engine::Wake>);
         submit(py, engine, &self::prompt(prompt)?, params, options)

@@ -143,10 +143,7 @@ fn read_options(fields: &Fields<'_, '_>, choices: usize, wanted: Wanted) -> Read
         priority: fields.number("priority", "a whole number of at most 32 bits")?,
         deadline: fields.seconds_or_none("deadline_s")?,
         cache_salt: fields.get("cache_salt", TEXT)?,
-        shares_prefixes: true,
         user: fields.get::<Option<String>>("user", "a str that is valid Unicode, or None")?.unwrap_or_default(),
-        session: None,
-        every_token: false,
-        waker: None,
+        ..Options::default()
     })
 }

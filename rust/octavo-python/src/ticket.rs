@@ -130,6 +130,12 @@ impl Ticket {
         }
     }
 
+    /// The call that it is of.
+    #[getter]
+    fn call(&self) -> PyResult<u64> {
+        Ok(self.ticket.get()?.call().0)
+    }
+
     /// Whether everything has been read.
     #[getter]
     fn ended(&self) -> bool {

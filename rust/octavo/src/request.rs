@@ -289,6 +289,8 @@ pub enum Wanted {
 pub struct Request {
     /// Its name.
     pub id: RequestId,
+    /// The call that it is of: the name of the first request of that. A list of prompts is one call.
+    pub call: RequestId,
     /// Token ids; at least one.
     pub prompt: Arc<[u32]>,
     /// How to choose and when to stop.

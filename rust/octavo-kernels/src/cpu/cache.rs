@@ -57,9 +57,9 @@ impl Cache {
         }
         let (what, lens) = ("the KV cache", [blocks, layers, 2, kv_heads, block_size, head_dim]);
         let values = match dtype {
-            CacheDtype::F32 => Values::F32(Array::in_pages(what, &lens, Pages::Quick)?),
-            CacheDtype::F16 => Values::F16(Array::in_pages(what, &lens, Pages::Quick)?),
-            CacheDtype::Bf16 => Values::Bf16(Array::in_pages(what, &lens, Pages::Quick)?),
+            CacheDtype::F32 => Values::F32(Array::in_pages(what, &lens, Pages::Small)?),
+            CacheDtype::F16 => Values::F16(Array::in_pages(what, &lens, Pages::Small)?),
+            CacheDtype::Bf16 => Values::Bf16(Array::in_pages(what, &lens, Pages::Small)?),
             CacheDtype::Fp8E4m3 => {
                 return Err(BackendError::Unsupported(
                     "a KV cache of fp8_e4m3 is for GPUs: on the CPU there are f32, f16 and bf16".to_owned(),

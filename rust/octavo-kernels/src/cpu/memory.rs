@@ -13,9 +13,10 @@ const HUGE_PAGE: usize = 2 << 20;
 pub enum Pages {
     /// Huge ones: it is written once and read for ever.
     Huge,
-    /// Huge ones if the system has them at hand, else small ones: it is taken while somebody waits. A virtual machine has
-    /// often returned what is free in large pieces to its host, and then waits some milliseconds for every huge page.
-    Quick,
+    /// Small ones: it is taken while somebody waits. A virtual machine has often returned what is free in large pieces to its
+    /// host, and then waits some milliseconds for every huge page; what is read in pieces as small as these gains nothing by
+    /// them.
+    Small,
 }
 
 /// Zeroed bytes that begin at a multiple of 64 (and much more). Pages are taken when first touched.
@@ -33,9 +34,11 @@ impl Memory {
         let map = map.ok_or(BackendError::OutOfMemory { what, bytes: len })?;
         let start = if slack > 0 { map.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
         #[cfg(target_os = "linux")]
-        if slack > 0 && (pages == Pages::Huge || has_quick_huge_pages()) {
+        if slack > 0 {
+            use memmap2::Advice;
+            let advice = if pages == Pages::Huge { Advice::HugePage } else { Advice::NoHugePage };
             // Speed only: a kernel without huge pages says no.
-            let _ = map.advise_range(memmap2::Advice::HugePage, start, len);
+            let _ = map.advise_range(advice, start, len);
         }
         #[cfg(not(target_os = "linux"))]
         let _ = pages; // others choose by themselves
@@ -51,28 +54,6 @@ impl Memory {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.map[self.start..][..self.len]
     }
-}
-
-/// Whether a huge page is at hand when it is asked for. Of two, because anything may take long once.
-#[cfg(target_os = "linux")]
-fn has_quick_huge_pages() -> bool {
-    use std::{
-        hint::black_box,
-        sync::OnceLock,
-        time::{Duration, Instant},
-    };
-    /// A system that has one clears it in much less.
-    const QUICK: Duration = Duration::from_millis(1);
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    let is_quick = |page: &mut [u8]| {
-        let begin = Instant::now();
-        page[0] = black_box(1);
-        begin.elapsed() < QUICK
-    };
-    *ANSWER.get_or_init(|| {
-        let pages = Memory::new("the measurement of pages", 2 * HUGE_PAGE, Pages::Huge);
-        pages.is_ok_and(|mut memory| memory.bytes_mut().chunks_mut(HUGE_PAGE).any(is_quick))
-    })
 }
 
 /// Types of which any bytes are a value.
@@ -153,7 +134,7 @@ mod tests {
     #[test]
     fn memory_is_zeroed_aligned_and_as_long_as_asked() {
         for len in [0, 1, 64, 4097, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 3 * HUGE_PAGE + 17] {
-            for pages in [Pages::Huge, Pages::Quick] {
+            for pages in [Pages::Huge, Pages::Small] {
                 let mut memory = Memory::new("a test", len, pages).unwrap();
                 assert_eq!(memory.bytes().len(), len);
                 assert_eq!(memory.bytes().as_ptr().align_offset(64), 0);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::mailbox::Wake;
 use super::session::Session;
-use crate::request::Wanted;
+use crate::request::{RequestId, Wanted};
 use crate::stages::tokenize::RenderInput;
 
 /// What a caller may send.
@@ -42,6 +42,10 @@ pub struct Options {
     pub every_token: bool,
     /// Told when something arrives.
     pub waker: Option<Arc<dyn Wake>>,
+    /// The call that this goes on with (see [`super::Ticket::call`]): prompts of a list are one. `None`: it begins one.
+    pub call: Option<RequestId>,
+    /// Another one comes at once. An engine that has nothing to do waits for it, so that what comes together begins together.
+    pub more: bool,
 }
 
 impl Default for Options {
@@ -57,6 +61,8 @@ impl Default for Options {
             user: String::new(),
             every_token: false,
             waker: None,
+            call: None,
+            more: false,
         }
     }
 }

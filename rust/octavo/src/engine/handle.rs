@@ -190,7 +190,7 @@ impl Engine {
         let guides = self.guides(&params, &options).map_err(SubmitError::Invalid)?;
         let call = Call { user: options.user.as_str().into(), priority: options.priority, count: options.choices };
         let ahead = self.enter(&call)?;
-        let forecast = self.shared.forecast(ids.len(), &ahead);
+        let forecast = self.shared.forecast(ids.len(), options.call, &ahead);
         if let Some(error) = self.too_late(&forecast, &options, begun) {
             (0..call.count).for_each(|_| self.shared.door().leave(&call.user, call.priority));
             return Err(error);
@@ -256,11 +256,13 @@ impl Engine {
             (span, Time(begun.0.saturating_add(nanoseconds)))
         });
         let named_turn = turn.as_ref().map(|turn| (turn.transcript.clone(), turn.number));
+        let call = options.call.unwrap_or(RequestId(first));
         let seeds: Vec<u64> = (0..options.choices).map(|index| self.seed(&params, first, index)).collect();
         for (index, &seed) in seeds.iter().enumerate() {
             let id = RequestId(first + index as u64);
             let request = Request {
                 id,
+                call,
                 prompt: prompt.clone(),
                 params: params.clone(),
                 wanted: options.wanted,
@@ -277,14 +279,16 @@ impl Engine {
             let text = TextStream::new(self.tokenizer.clone(), stream_params(&params));
             let outlet = Outlet::new(&request, text, mailbox.clone(), index, turn.take(), self.shared.clone());
             self.shared.send(Unseen::of(&request, &self.limits));
+            let more = options.more || index + 1 < options.choices;
             // A closed inbox drops the message, and the outlet in it ends the choice.
-            let _ = self.inbox.send(Message::Submit(Box::new(request), Box::new(outlet)));
+            let _ = self.inbox.send(Message::Submit { request: Box::new(request), outlet: Box::new(outlet), more });
         }
         let most_tokens = params.max_tokens.min(limits::longest(&self.limits).saturating_sub(prompt.len()));
         Ticket {
             mailbox,
             inbox: self.inbox.clone(),
             ids: first..first + options.choices as u64,
+            call,
             prompt,
             params,
             seeds,

@@ -172,6 +172,7 @@ impl Loader {
                     outlets: Outlets::default(),
                     touched: Touched::default(),
                     seen: Unseen::default(),
+                    more: false,
                     time: StepTime::default(),
                     recorder: None,
                     readers: Readers::default(),

@@ -26,6 +26,8 @@ pub(super) struct Runner {
     pub touched: Touched,
     /// Requests that have arrived since the load was published.
     pub seen: Unseen,
+    /// Whether whoever was heard last has more to send at once.
+    pub more: bool,
     /// What the steps so far took.
     pub time: StepTime,
     /// Writes down what the scheduler is told and what it decides, if somebody wants that.
@@ -77,7 +79,7 @@ impl Runner {
 
     fn until_closed(&mut self) -> Result<(), String> {
         loop {
-            if self.drain() == Flow::Closed {
+            if self.drain() == Flow::Closed || self.gather() == Flow::Closed {
                 return Ok(());
             }
             if !self.step()? && self.wait() == Flow::Closed {
@@ -140,6 +142,25 @@ impl Runner {
         Flow::On
     }
 
+    /// Waits for what somebody is sending, if nobody runs: what comes together begins together. Else the first would begin
+    /// alone, and the others' prompts were read beside an answer that they must not hold up.
+    fn gather(&mut self) -> Flow {
+        let begun = self.shared.now();
+        while self.more && self.scheduler.could_do_more() {
+            let left = GATHERING.saturating_sub(Duration::from_nanos(self.shared.now().since(begun)));
+            let flow = match self.inbox.recv_timeout(left) {
+                Ok(message) => self.apply(message),
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => Flow::Closed,
+            };
+            if flow == Flow::Closed {
+                return flow;
+            }
+        }
+        self.more = false;
+        Flow::On
+    }
+
     /// Sleeps until a command arrives, or what a session keeps is due. (Nothing else can bring work: a living request
     /// always has something to run.)
     fn wait(&mut self) -> Flow {
@@ -157,7 +178,8 @@ impl Runner {
     fn apply(&mut self, message: Message) -> Flow {
         let now = self.shared.now();
         match message {
-            Message::Submit(request, outlet) => {
+            Message::Submit { request, outlet, more } => {
+                self.more = more;
                 self.seen.add(Unseen::of(&request, self.scheduler.config()));
                 self.outlets.insert(request.id, outlet);
                 self.command(Command::Submit(request), now);
@@ -276,6 +298,9 @@ impl Runner {
 /// Messages that are read between two steps: a few milliseconds' work.
 const MOST_MESSAGES: usize = 1024;
 
+/// How long an idle engine waits for what a caller has said will come at once.
+const GATHERING: Duration = Duration::from_millis(5);
+
 /// How long closing waits for the rest of a recording.
 const PATIENCE_OF_DISK: Duration = Duration::from_secs(30);
 
@@ -313,6 +338,7 @@ mod tests {
             outlets: Outlets::default(),
             touched: Touched::default(),
             seen: Unseen::default(),
+            more: false,
             time: StepTime::default(),
             recorder: None,
             readers: Readers::default(),

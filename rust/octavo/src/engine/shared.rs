@@ -10,14 +10,21 @@ use super::outlet::Outlet;
 use crate::kv::{CacheExplanation, SessionReport};
 use crate::observe::readers::Teller;
 use crate::observe::record::{Header, Recorder, Recording};
-use crate::request::{Request, SessionId, Time};
+use crate::request::{Request, RequestId, SessionId, Time};
 use crate::schedule::{Command, Forecast, Load, SchedulerStats, Unseen};
 use crate::stages::queue::door::{Ahead, Door};
 
 /// What goes to the engine thread.
 pub(super) enum Message {
     /// A new request and where its answer goes.
-    Submit(Box<Request>, Box<Outlet>),
+    Submit {
+        /// The request.
+        request: Box<Request>,
+        /// Where its answer goes.
+        outlet: Box<Outlet>,
+        /// Whether its caller sends another one at once.
+        more: bool,
+    },
     /// Something else for the scheduler.
     Tell(Command),
     /// Answer with the state of things.
@@ -123,10 +130,10 @@ impl Shared {
         self.door.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a request of `tokens` tokens can expect, with these before it.
-    pub fn forecast(&self, tokens: usize, ahead: &Ahead) -> Forecast {
+    /// What a request of `tokens` tokens can expect that is of `call`, with these before it.
+    pub fn forecast(&self, tokens: usize, call: Option<RequestId>, ahead: &Ahead) -> Forecast {
         let (load, unseen) = self.outlook().clone();
-        load.forecast(tokens, ahead, &unseen)
+        load.seen_by(call).forecast(tokens, ahead, &unseen)
     }
 
     /// How long it takes until `ends` places become free, when all are taken.

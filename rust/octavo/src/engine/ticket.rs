@@ -16,6 +16,7 @@ pub struct Ticket {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) inbox: Sender<Message>,
     pub(super) ids: std::ops::Range<u64>,
+    pub(super) call: RequestId,
     pub(super) prompt: Arc<[u32]>,
     pub(super) params: Arc<SamplingParams>,
     pub(super) seeds: Vec<u64>,
@@ -138,6 +139,11 @@ impl Ticket {
     /// The name of each choice inside the engine.
     pub fn request_ids(&self) -> std::ops::Range<u64> {
         self.ids.clone()
+    }
+
+    /// The call that it is of: what the other prompts of a list go on with.
+    pub fn call(&self) -> RequestId {
+        self.call
     }
 
     /// Nanoseconds from the door to the queue: template, tokenizing, checks.

@@ -1,7 +1,7 @@
 //! What can be asked of the scheduler: counts, sessions, what a prompt would find, and what is to be expected.
 
 use super::forecast::Answers;
-use super::{Load, Scheduler, SchedulerStats};
+use super::{Load, Scheduler, SchedulerConfig, SchedulerStats};
 use crate::kv::{CacheExplanation, MissReason, SessionReport};
 use crate::request::{SessionId, Time};
 use crate::sequence::Phase;
@@ -10,6 +10,14 @@ impl Scheduler {
     /// When a session's blocks are due to be given up, if nobody goes on with it.
     pub fn next_expiry(&self) -> Option<Time> {
         self.sessions.next_expiry()
+    }
+
+    /// Nobody runs, and who waits does not fill a step: it could do as much for somebody who comes now.
+    pub fn could_do_more(&self) -> bool {
+        let SchedulerConfig { max_num_seqs, max_num_batched_tokens, .. } = self.config;
+        self.running.is_empty()
+            && (1..max_num_seqs).contains(&self.queue.len())
+            && self.queue.tokens() < max_num_batched_tokens
     }
 
     /// A session as it stands; `None`: it is closed.
@@ -63,6 +71,8 @@ impl Scheduler {
             half_read_tokens: self.half_read_tokens,
             waiting_tokens: self.queue.tokens(),
             answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
+            call: self.calls.keys().next().filter(|_| self.calls.len() == 1).copied(),
+            free: false,
             pace: self.pace.clone(),
             answers: self.answers(),
             last_step_ns: self.step_ns,

@@ -1,6 +1,6 @@
 //! What is always true, whatever happened.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Scheduler;
 use crate::sequence::Sequence;
@@ -21,6 +21,10 @@ impl Scheduler {
         let deadline = |sequence: &Sequence| Some((sequence.request.deadline?, sequence.request.id));
         let deadlines: BTreeSet<_> = running.chain(self.queue.iter()).filter_map(deadline).collect();
         assert_eq!(self.deadlines, deadlines, "the deadlines are those of the living");
+        let mut calls = BTreeMap::new();
+        let living = self.running.iter().map(|sequence| &**sequence).chain(self.queue.iter());
+        living.for_each(|sequence| *calls.entry(sequence.request.call).or_insert(0) += 1);
+        assert_eq!(self.calls, calls, "the calls are those of the living");
         let announced = self.running.iter().map(|sequence| sequence.announcements());
         assert_eq!(self.kv.announcements(), announced.sum::<usize>(), "announced by somebody who runs");
         for sequence in self.running.iter() {

@@ -9,7 +9,7 @@
 
 use super::interface::SchedulerConfig;
 use super::pace::Pace;
-use crate::request::{Request, Wanted};
+use crate::request::{Request, RequestId, Wanted};
 use crate::stages::prefill::OVERTAKERS_SEEN;
 use crate::stages::queue::door::Ahead;
 use crate::stages::queue::limits;
@@ -176,6 +176,10 @@ pub struct Load {
     pub waiting_tokens: usize,
     /// Tokens that those who run may generate, those included that they have.
     pub answer_tokens: usize,
+    /// The call that all are of; `None`: of several, or there is nobody.
+    pub call: Option<RequestId>,
+    /// It is asked for one more of that call, so that prompts are held to no target.
+    pub free: bool,
     /// Of those who decode; while nobody does, of those whose prompts are read.
     pub answers: Answers,
     /// What steps take.
@@ -197,6 +201,11 @@ pub struct Forecast {
 }
 
 impl Load {
+    /// As one sees it who is of `call`; `None`: of one that nobody else is of.
+    pub fn seen_by(self, call: Option<RequestId>) -> Self {
+        Self { free: call.is_some() && self.call == call, ..self }
+    }
+
     /// For a prompt of `tokens` tokens, with these before it, of whom some are on their way to the scheduler.
     pub fn forecast(&self, tokens: usize, ahead: &Ahead, unseen: &Unseen) -> Forecast {
         let waiting = ahead.living.saturating_sub(self.running) as f64;
@@ -287,6 +296,6 @@ impl Load {
     /// How long it takes to read so many tokens of prompts.
     fn read_ns(&self, tokens: f64) -> f64 {
         let decoding = self.running.min(self.places).saturating_sub(usize::from(self.half_read_tokens > 0));
-        self.pace.read_ns(decoding, tokens.ceil() as usize, self.rows)
+        self.pace.read_ns(decoding, tokens.ceil() as usize, self.rows, self.free)
     }
 }

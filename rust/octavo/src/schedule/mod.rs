@@ -10,7 +10,8 @@
 //! Commands may also come between `schedule` and `commit`. What ends while it is in the step under way gives its blocks
 //! back at the commit: until then the executor may write them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use octavo_kernels::BlockCopy;
 
@@ -50,6 +51,8 @@ pub struct Scheduler {
     sessions: Sessions,
     /// Of all that live.
     deadlines: BTreeSet<(Time, RequestId)>,
+    /// Requests that live of each call.
+    calls: BTreeMap<RequestId, usize>,
     events: VecDeque<Event>,
     /// The latest time it was told; time never goes back.
     now: Time,
@@ -78,6 +81,8 @@ struct Flight {
     decoding: usize,
     /// Rows of prompts.
     prompt_rows: PromptRows,
+    /// Whether it was planned to keep to the target.
+    paced: bool,
     /// Requests that had ended before.
     finished: u64,
 }
@@ -92,6 +97,7 @@ impl Scheduler {
             kv: KvCache::new(config.blocks, config.layout.clone()),
             sessions: Sessions::default(),
             deadlines: BTreeSet::new(),
+            calls: BTreeMap::new(),
             events: VecDeque::new(),
             now: Time(0),
             arrivals: 0,
@@ -165,7 +171,9 @@ impl Scheduler {
         };
         decode::advance(&mut step);
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
-        step.prompt_ns_left = self.pace.prompt_ns(decoding);
+        // The target is about others' prompts. A list's own are no others': they hold nobody up who has not asked for them.
+        let paced = self.calls.len() > 1;
+        step.prompt_ns_left = if paced { self.pace.prompt_ns(decoding) } else { f64::INFINITY };
         prefill::read_oldest(&mut step);
         let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         if reason == Some(QueueReason::Budget) {
@@ -183,7 +191,7 @@ impl Scheduler {
         self.habits.admitted(step.tokens_admitted, step.tokens_cached);
         let (copies, prompt_rows) = (step.copies, step.prompt_rows);
         self.reckon_pins();
-        let flight = Flight { since: now, decoding, prompt_rows, finished: self.totals.finished };
+        let flight = Flight { since: now, decoding, prompt_rows, paced, finished: self.totals.finished };
         self.assemble(flight, copies)
     }
 
@@ -211,7 +219,7 @@ impl Scheduler {
         self.step_ns = now.since(flight.since);
         // Whoever decodes got a token with the step before: what it waits for is also what happens between two steps.
         let since = if flight.decoding > 0 { self.committed } else { flight.since };
-        self.pace.observe(flight.decoding, &flight.prompt_rows, now.since(since));
+        self.pace.observe(flight.decoding, &flight.prompt_rows, flight.paced, now.since(since));
         self.committed = now;
         let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
         let (rows, mut outputs) = (batch.rows(), output.entries);
@@ -269,6 +277,7 @@ impl Scheduler {
             self.sessions.touch(session, now);
         }
         self.deadlines.extend(request.deadline.map(|deadline| (deadline, id)));
+        *self.calls.entry(request.call).or_default() += 1;
         let sequence =
             Box::new(Sequence::new(request, (user, self.arrivals), most_new_tokens, table, now, &self.queue.clock));
         self.notes.push(|| {
@@ -336,6 +345,12 @@ impl Scheduler {
         let id = sequence.request.id;
         if let Some(deadline) = sequence.request.deadline {
             self.deadlines.remove(&(deadline, id));
+        }
+        if let Entry::Occupied(mut living) = self.calls.entry(sequence.request.call) {
+            *living.get_mut() -= 1;
+            if *living.get() == 0 {
+                living.remove();
+            }
         }
         self.queue.users.leave(sequence.user);
         if !sequence.generated.is_empty() {

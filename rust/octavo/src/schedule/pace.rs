@@ -129,8 +129,13 @@ impl Pace {
 
     /// What prompts may add to a step of `decoding` sequences: nothing when it is to be seen what they take alone.
     pub fn prompt_ns(&self, decoding: usize) -> f64 {
-        let is_known = self.decoding.is_some_and(|alone| alone.is_like(decoding)) && self.mixed < MOST_MIXED;
+        let is_known = self.knows(decoding) && self.mixed < MOST_MIXED;
         if self.target.is_some() && decoding > 0 && !is_known { 0.0 } else { self.room_ns(decoding) }
+    }
+
+    /// Whether it was measured what so many take that decode.
+    fn knows(&self, decoding: usize) -> bool {
+        self.decoding.is_some_and(|alone| alone.is_like(decoding))
     }
 
     /// What prompts may add to most steps of `decoding` sequences.
@@ -177,22 +182,27 @@ impl Pace {
         self.decoding.map_or(self.guess_ns, |alone| alone.ns)
     }
 
-    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows; a guess
-    /// while nothing was read.
-    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize) -> f64 {
+    /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows, which keep
+    /// to the target unless they are `free`; a guess while nothing was read.
+    pub fn read_ns(&self, decoding: usize, rows: usize, most: usize, free: bool) -> f64 {
         let row = self.prompt_row_ns().unwrap_or(FIRST_ROW * self.guess_ns);
-        let within_target = (self.room_ns(decoding) / row.max(LEAST_ROW_NS)) as usize;
+        let room = if free { f64::INFINITY } else { self.room_ns(decoding) };
+        let within_target = (room / row.max(LEAST_ROW_NS)) as usize;
         let in_a_step = within_target.min(most.saturating_sub(decoding)).max(1);
         rows.div_ceil(in_a_step) as f64 * self.alone_ns(decoding) + rows as f64 * row
     }
 
-    /// With a step of `decoding` sequences and these rows of prompts, tokens came so long after those before.
-    pub fn observe(&mut self, decoding: usize, prompt: &PromptRows, ns: u64) {
+    /// With a step of `decoding` sequences and these rows of prompts, tokens came so long after those before. `paced`: it was
+    /// planned to keep to the target.
+    pub fn observe(&mut self, decoding: usize, prompt: &PromptRows, paced: bool, ns: u64) {
         let ns = ns as f64;
         // Prompts make no step shorter.
         self.guess_ns = self.guess_ns.min(ns);
         if prompt.total() == 0 {
             return self.observe_decoding(decoding, ns);
+        }
+        if !paced && decoding > 0 && !self.knows(decoding) {
+            return; // nobody can tell what prompts have added
         }
         let (alone, rows) = (self.alone_ns(decoding), prompt.total() as f64);
         let cost = |depth: usize| self.row_ns_at(depth).unwrap_or((ns - alone) / rows).max(LEAST_ROW_NS);
@@ -202,7 +212,7 @@ impl Pace {
         let added = (ns - alone).max(expected / 4.0);
         let forget = 1.0 - NEWEST;
         (self.latest_rows, self.latest_ns) = (forget * self.latest_rows + rows, forget * self.latest_ns + added);
-        if expected > self.room_ns(decoding) / 2.0 {
+        if paced && expected > self.room_ns(decoding) / 2.0 {
             self.mixed = self.mixed.saturating_add(u32::from(decoding > 0));
             self.keep_promise(decoding, alone + expected, ns);
         }
@@ -215,8 +225,10 @@ impl Pace {
     fn observe_decoding(&mut self, sequences: usize, ns: f64) {
         let before = self.decoding.filter(|before| before.is_like(sequences));
         if let Some((before, target)) = before.zip(self.target) {
-            // A step full of prompts would have been longer by at least as much.
-            self.note(ns - before.ns > (1.0 - self.part) * target, self.part.max(FIRST_PART));
+            // A step full of prompts would have been longer by at least as much. One that is too long as it is says nothing.
+            if ns <= target {
+                self.note(ns - before.ns > (1.0 - self.part) * target, self.part.max(FIRST_PART));
+            }
         }
         let ns = before.map_or(ns, |before| before.ns + NEWEST * (ns - before.ns));
         self.decoding = Some(Decoding { sequences: sequences.max(1), ns });
@@ -273,7 +285,7 @@ mod tests {
         let mut step = || {
             let count = fitting(pace, 4, 0);
             let ns = cost(count);
-            pace.observe(4, &rows(&[(0, count)]), ns as u64);
+            pace.observe(4, &rows(&[(0, count)]), true, ns as u64);
             ns
         };
         (0..steps).map(|_| step()).collect()
@@ -308,14 +320,14 @@ mod tests {
             let (target, alone) = (30e6, 3e6 + 5e5 * sequences as f64);
             let mut pace = Pace::new(Some(target as u64));
             assert_eq!(fitting(&pace, sequences, context), 0, "it is to be seen what decoding takes");
-            pace.observe(sequences, &rows(&[]), alone as u64);
+            pace.observe(sequences, &rows(&[]), true, alone as u64);
             let mut count = 0;
             for _ in 0..30 {
                 let before = count.max(1);
                 count = fitting(&pace, sequences, context);
                 let ns = alone + row_ns * count as f64;
                 assert!(ns <= target, "{count} rows after {before}");
-                pace.observe(sequences, &rows(&[(context, count)]), ns as u64);
+                pace.observe(sequences, &rows(&[(context, count)]), true, ns as u64);
             }
             let possible = ((target - alone) / row_ns) as usize;
             assert!(count > possible * 6 / 10, "{count} of {possible} rows");
@@ -325,9 +337,9 @@ mod tests {
     #[test]
     fn another_number_that_decodes_is_measured_before_prompts_are_read_beside_it() {
         let mut pace = Pace::new(Some(30_000_000));
-        pace.observe(4, &rows(&[]), 5_000_000);
+        pace.observe(4, &rows(&[]), true, 5_000_000);
         assert_eq!([2, 3, 6, 7].map(|sequences| pace.prompt_ns(sequences) > 0.0), [false, true, true, false]);
-        pace.observe(7, &rows(&[]), 8_000_000);
+        pace.observe(7, &rows(&[]), true, 8_000_000);
         assert!(pace.prompt_ns(7) > 0.0);
         assert_eq!(pace.decoding_ns(), 8e6, "what four take says little about seven");
     }
@@ -336,13 +348,13 @@ mod tests {
     fn it_holds_nobody_up_without_need() {
         let mut pace = Pace::new(Some(1));
         assert_eq!([fitting(&pace, 0, 0), fitting(&pace, 1, 0)], [usize::MAX, 0], "decoding alone comes first");
-        pace.observe(1, &rows(&[]), 1_000);
+        pace.observe(1, &rows(&[]), true, 1_000);
         assert!(pace.prompt_ns(1) > 900.0, "nothing holds the target");
         assert_eq!(fitting(&Pace::new(None), 7, 0), usize::MAX);
         // Where even decoding takes no time that can be measured, there is room for something.
         let mut pace = Pace::new(Some(0));
-        pace.observe(1, &rows(&[]), 0);
-        pace.observe(1, &rows(&[(0, 1)]), 0);
+        pace.observe(1, &rows(&[]), true, 0);
+        pace.observe(1, &rows(&[(0, 1)]), true, 0);
         assert!(pace.prompt_ns(1) > 0.0);
     }
 
@@ -358,8 +370,30 @@ mod tests {
             let took = ns(deep, shallow);
             assert!(took < 31_000_000, "step {step}: {took} ns");
             assert!(step < 600 || left == 0.0 || took > 25_000_000, "step {step}: {took} ns");
-            pace.observe(4, &rows(&[(20_000, deep), (0, shallow)]), took);
+            pace.observe(4, &rows(&[(20_000, deep), (0, shallow)]), true, took);
         }
+    }
+
+    #[test]
+    fn what_nothing_could_have_kept_to_the_target_does_not_count() {
+        let mut pace = Pace::new(Some(30_000_000));
+        pace.observe(0, &rows(&[(0, 512)]), false, 102_195_200);
+        // Nobody knows yet what decoding takes of this: rows are not blamed for it.
+        pace.observe(8, &rows(&[(0, 4)]), false, 5_000_000);
+        pace.observe(4, &rows(&[]), true, 4_000_000);
+        let planned = fitting(&pace, 4, 0);
+        assert_eq!(planned, 100, "of a fifth of a millisecond each, beside 4 ms in 24 ms");
+        // Steps that were to be as long as that, and one that was too long without a prompt.
+        for _ in 0..50 {
+            pace.observe(4, &rows(&[(0, 508)]), false, 105_396_800);
+        }
+        assert_eq!(fitting(&pace, 4, 0), planned);
+        pace.observe(4, &rows(&[]), true, 100_000_000);
+        (0..50).for_each(|_| pace.observe(4, &rows(&[]), true, 4_000_000));
+        assert_eq!(fitting(&pace, 4, 0), planned);
+        pace.observe(4, &rows(&[]), true, 25_000_000);
+        (0..50).for_each(|_| pace.observe(4, &rows(&[]), true, 4_000_000));
+        assert!(fitting(&pace, 4, 0) < planned, "with prompts, this one would have been too long");
     }
 
     #[test]
@@ -372,8 +406,8 @@ mod tests {
     fn a_measurement_that_says_nothing_does_no_harm() {
         let mut pace = Pace::new(Some(30_000_000));
         for ns in [0, 1, u64::MAX, 5_000_000] {
-            pace.observe(3, &rows(&[]), ns);
-            pace.observe(3, &rows(&[(0, 5), (usize::MAX, 1)]), ns);
+            pace.observe(3, &rows(&[]), true, ns);
+            pace.observe(3, &rows(&[(0, 5), (usize::MAX, 1)]), true, ns);
             assert!(
                 pace.row_ns(0).is_finite() && pace.row_ns(0) >= LEAST_ROW_NS && pace.prompt_ns(3) >= 0.0,
                 "{pace:?}"

@@ -8,7 +8,7 @@ use super::log::LogError;
 
 const MAGIC: &[u8] = b"octavo log\n";
 /// Another number, another format: there are no old logs to be read.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Whether a file that begins like this is a log, of any version.
 pub fn is_log(begin: &[u8]) -> bool {

@@ -354,8 +354,8 @@ mod tests {
         assert_eq!(refused(b""), "at byte 0: this is no octavo log");
         assert!(refused(b"GGUF and something long enough").contains("no octavo log"));
         assert!(refused(b"octavo log\n\x01\0\0\0\x02\0\0\0{}").contains("version 1;"));
-        assert!(refused(b"octavo log\n\x02\0\0\0\xff\xff\0\0").contains("ends"));
-        assert!(refused(b"octavo log\n\x02\0\0\0\x02\0\0\0sum!{}sum!").contains("damaged at byte 15"));
+        assert!(refused(b"octavo log\n\x03\0\0\0\xff\xff\0\0").contains("ends"));
+        assert!(refused(b"octavo log\n\x03\0\0\0\x02\0\0\0sum!{}sum!").contains("damaged at byte 15"));
         let mut log = Vec::new();
         Sealer::default().write(&mut log, b"{}").expect("room");
         assert!(refused(&log).contains("model is missing"));

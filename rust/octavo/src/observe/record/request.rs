@@ -17,6 +17,7 @@ pub struct Shared {
 pub fn write(out: &mut Out, request: &Request, shared: &mut Shared) {
     let Request {
         id,
+        call,
         prompt,
         params,
         wanted,
@@ -31,6 +32,7 @@ pub fn write(out: &mut Out, request: &Request, shared: &mut Shared) {
         arrived,
     } = request;
     out.u64(id.0);
+    out.u64(call.0);
     let known = Arc::ptr_eq(prompt, &shared.prompt);
     out.bool(known);
     if !known {
@@ -61,7 +63,7 @@ pub fn write(out: &mut Out, request: &Request, shared: &mut Shared) {
 
 /// Reads a request for a vocabulary of `vocab` tokens, and checks it as the door does.
 pub fn read<R: Read>(found: &mut In<R>, shared: &mut Shared, vocab: usize) -> Found<Request> {
-    let id = RequestId(found.u64()?);
+    let (id, call) = (RequestId(found.u64()?), RequestId(found.u64()?));
     if !found.bool()? {
         shared.prompt = found.ids()?.into();
     }
@@ -81,6 +83,7 @@ pub fn read<R: Read>(found: &mut In<R>, shared: &mut Shared, vocab: usize) -> Fo
     };
     let request = Request {
         id,
+        call,
         prompt,
         params,
         wanted,
@@ -211,6 +214,7 @@ mod tests {
     fn request(params: &Arc<SamplingParams>, prompt: &Arc<[u32]>, wanted: Wanted) -> Request {
         Request {
             id: RequestId(3),
+            call: RequestId(1),
             prompt: prompt.clone(),
             params: params.clone(),
             wanted,
