@@ -103,6 +103,17 @@ struct Linear {
     rows: usize,
 }
 
+impl Linear {
+    fn matrix<B: Backend>(&self, backend: &mut B, random: &mut Random) -> B::Matrix {
+        let Self { dtype, outputs, inputs, .. } = *self;
+        // The same few outputs again and again: making random ones takes longer than the bench.
+        let some = outputs.min(64);
+        let bytes = weight_bytes(random, dtype, some, inputs).repeat(outputs / some + 1);
+        let bytes = &bytes[..outputs * dtype.row_bytes(inputs).expect("whole blocks")];
+        backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes, run_as: dtype }]).expect("memory")
+    }
+}
+
 impl Operation for Linear {
     fn title(&self) -> (String, String) {
         let Self { dtype, outputs, inputs, rows } = self;
@@ -120,19 +131,63 @@ impl Operation for Linear {
         Self { outputs: 50, inputs: 512, rows: self.rows.min(9), ..self.clone() }
     }
     fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
-        let Self { dtype, outputs, inputs, rows } = *self;
+        let Self { outputs, inputs, rows, .. } = *self;
         let random = &mut Random::new(1);
-        let x: Vec<f32> = (0..rows * inputs).map(|_| random.normal()).collect();
-        let x = upload(backend, &x, inputs);
-        // The same few outputs again and again: making random ones takes longer than the bench.
-        let some = outputs.min(64);
-        let bytes = weight_bytes(random, dtype, some, inputs).repeat(outputs / some + 1);
-        let bytes = &bytes[..outputs * dtype.row_bytes(inputs).expect("whole blocks")];
-        let matrix =
-            backend.matrix(&[Weight { dtype, rows: outputs, cols: inputs, bytes, run_as: dtype }]).expect("memory");
+        let x = upload(backend, &random.normals(rows * inputs), inputs);
+        let matrix = self.matrix(backend, random);
         let out = backend.buffer(rows, outputs).expect("memory");
         let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| backend.linear(out, &x, &matrix, None, rows));
         Ready { out, rows, width: outputs, run }
+    }
+}
+
+/// A gated layer of one type.
+#[derive(Clone)]
+struct GatedLayer {
+    dtype: DType,
+    hidden: usize,
+    width: usize,
+    rows: usize,
+}
+
+impl GatedLayer {
+    fn halves(&self) -> [Linear; 2] {
+        let Self { dtype, hidden, width, rows } = *self;
+        [
+            Linear { dtype, outputs: 2 * width, inputs: hidden, rows },
+            Linear { dtype, outputs: hidden, inputs: width, rows },
+        ]
+    }
+}
+
+impl Operation for GatedLayer {
+    fn title(&self) -> (String, String) {
+        let Self { dtype, hidden, width, rows } = self;
+        (format!("gated layer {}", dtype.name()), format!("{hidden} × {width}, {rows} row(s)"))
+    }
+    fn work(&self) -> Work {
+        // There are as many weights in one of them.
+        Linear { dtype: self.dtype, outputs: 3 * self.width, inputs: self.hidden, rows: self.rows }.work()
+    }
+    fn tolerance(&self) -> f32 {
+        // A code of what the gate lets through may be the next one.
+        1e-2
+    }
+    fn small(&self) -> Self {
+        Self { hidden: 256, width: 512, rows: self.rows.min(65), ..self.clone() }
+    }
+    fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
+        let Self { hidden, width, rows, .. } = *self;
+        let (random, [first, second]) = (&mut Random::new(5), self.halves());
+        let x = upload(backend, &random.normals(rows * hidden), hidden);
+        let (gate_up, down) = (first.matrix(backend, random), second.matrix(backend, random));
+        let [mut between, mut gated, out] =
+            [2 * width, width, hidden].map(|width| backend.buffer(rows, width).expect("memory"));
+        let run = Box::new(move |backend: &mut B, out: &mut B::Buffer| {
+            let between = (&mut between, &mut gated);
+            backend.gated_mlp(out, &x, (&gate_up, None), Activation::Silu, (&down, None), between, width, rows);
+        });
+        Ready { out, rows, width: hidden, run }
     }
 }
 
@@ -417,6 +472,9 @@ fn main() {
         for rows in [8, 64, 256] {
             line(&bench, cpu, &Linear { dtype, outputs: 4096, inputs, rows });
         }
+    }
+    for rows in [1, 8, 512] {
+        line(&bench, cpu, &GatedLayer { dtype: DType::Q4_1, hidden: 576, width: 1536, rows });
     }
     for rows in [1, 8, 256] {
         let (experts, per_row, outputs) = (bench.size(128, 9), 8, 1536);
