@@ -3,6 +3,7 @@
 use half::bf16;
 use octavo_kernels::{
     Activation, Backend, DType, DrawnRow, RowDraw, Weight,
+    cpu::CpuBackend,
     reference::{
         dequantise::dequantise,
         linear::{Int8Row, dot_int8},
@@ -295,6 +296,54 @@ fn exact_and_allowed(w: &[f32], x: &[f32], dense: bool) -> (f64, f64) {
 fn gated() {
     for activation in [Activation::Silu, Activation::GeluTanh] {
         sweep(&Op::Gated(activation), &WIDTHS, Tolerance { absolute: 1e-5, relative: 2e-6 });
+    }
+}
+
+/// In one region or by steps, a gated layer is the same bits: over one row, pieces of rows, and blocks of rows; gate and up in
+/// one weight or two; more threads than there are columns for.
+#[test]
+fn a_gated_layer_is_its_three_operations() {
+    use DType::*;
+    // Gate and up, down, inputs, width, outputs.
+    let layers: [(&[DType], DType, usize, usize, usize); 6] = [
+        (&[Q4_1, Q4_1], Q4_1, 64, 32, 20),
+        (&[Q8_0], Q5_0, 96, 160, 64),
+        (&[Q4_K, Q6_K], Q6_K, 512, 256, 48),
+        (&[Q4_0, Q4_0], Q4_K, 576, 768, 33),
+        (&[Q4_0, Q4_0], F16, 64, 64, 16),
+        (&[BF16, Q8_0], Q8_0, 32, 64, 16),
+    ];
+    for (first, second, inputs, width, outputs) in layers {
+        for (rows, activation, bias) in [(1, Activation::Silu, false), (9, Activation::GeluTanh, true)]
+            .into_iter()
+            .chain([63, 64, 65, 300].map(|rows| (rows, Activation::Silu, rows % 2 == 0)))
+        {
+            for mut backend in cpu_backends() {
+                let (b, random) = (&mut backend, &mut Random::new(rows as u64));
+                let mut matrix = |b: &mut CpuBackend, dtypes: &[DType], outputs: usize, cols: usize| {
+                    let rows = outputs / dtypes.len();
+                    let bytes: Vec<_> = dtypes.iter().map(|&dtype| weight_bytes(random, dtype, rows, cols)).collect();
+                    let weights: Vec<_> = std::iter::zip(dtypes, &bytes)
+                        .map(|(&dtype, bytes)| Weight { dtype, rows, cols, bytes, run_as: dtype })
+                        .collect();
+                    b.matrix(&weights).unwrap()
+                };
+                let (gate_up, down) = (matrix(b, first, 2 * width, inputs), matrix(b, &[second], outputs, width));
+                let x = upload(b, &random.normals(rows * inputs), inputs);
+                let biases = [2 * width, outputs].map(|len| bias.then(|| b.vector(&random.normals(len)).unwrap()));
+                let [mut between, mut gated, mut out, mut by_steps] =
+                    [2 * width, width, outputs, outputs].map(|width| b.buffer(rows, width).unwrap());
+                b.linear(&mut between, &x, &gate_up, biases[0].as_ref(), rows);
+                b.gated(&mut gated, &between, activation, width, rows);
+                b.linear(&mut by_steps, &gated, &down, biases[1].as_ref(), rows);
+                let (first, second) = ((&gate_up, biases[0].as_ref()), (&down, biases[1].as_ref()));
+                let between = (&mut between, &mut gated);
+                b.gated_mlp(&mut out, &x, first, activation, second, between, width, rows);
+                let name = format!("{rows} rows of {inputs}, {width} and {outputs} on {}", b.describe());
+                let by_steps = b.read(&by_steps, rows, outputs).to_vec();
+                assert_bits(&name, b.read(&out, rows, outputs), &by_steps);
+            }
+        }
     }
 }
 

@@ -17,8 +17,8 @@ KERNEL(quantise_rows, 256, global<u8> out, global<const float> x, int rows, int 
     if (i >= width) return;
     size_t at = size_t(blockIdx.x) * width + i;
     float value = x[at], scale = warp_max(fabsf(value)) / 127.0f;
-    float rounded = scale == 0.0f ? 0.0f : fminf(fmaxf(rintf(value / scale), -127.0f), 127.0f);
-    int code = int(rounded), sum = code, word = i % UNIT / 4;
+    float inverse = scale < 0x1p-126f ? 0.0f : 1.0f / scale;
+    int code = int(rintf(fmaxf(value * inverse, -127.0f))), sum = code, word = i % UNIT / 4;
     for (int other = WARP / 2; other > 0; other /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, other);
     out[at - i % UNIT + (word % 4 * 2 + word / 4) * 4 + i % 4] = u8(i8(code));
     if (i % UNIT > 0) return;

@@ -19,8 +19,8 @@ mod step; // a backend's copy of a step's input
 
 pub use draw::{DrawnRow, RowDraw, RowStatistics};
 pub use ops::{
-    Activation, Backend, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, RopeSpec, RopeStyle,
-    Segment, StepInput, StepLimits, Weight,
+    Activation, Backend, BlockCopy, CacheDtype, CacheLayer, CacheShape, Heads, KV_SPLIT, Mask, Projection, RopeSpec,
+    RopeStyle, Segment, StepInput, StepLimits, Weight,
 };
 pub use types::DType;
 

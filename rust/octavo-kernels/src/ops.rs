@@ -234,6 +234,9 @@ pub struct BlockCopy {
     pub to: u32,
 }
 
+/// A matrix, and the bias that is added to what it gives.
+pub type Projection<'a, B> = (&'a <B as Backend>::Matrix, Option<&'a <B as Backend>::Vector>);
+
 /// The operations of a decoder over one device's memory.
 ///
 /// Buffers are `(rows, width)` row-major f32; an operation touches the first `rows` rows it is told of. Callers pass
@@ -379,6 +382,26 @@ pub trait Backend: Send + 'static {
         rows: usize,
     );
 
+    /// The gated layer: `out = down · gated(gate_up · x)`, see [`Backend::linear`] and [`Backend::gated`], with the same bits.
+    /// `x` is `(rows, inputs of gate_up)`, `out` is `(rows, outputs of down)`. `between` are buffers for what lies between the
+    /// three, of which a backend may have no need: `(rows, 2 · width)` and `(rows, width)`.
+    #[allow(clippy::too_many_arguments)]
+    fn gated_mlp(
+        &mut self,
+        out: &mut Self::Buffer,
+        x: &Self::Buffer,
+        gate_up: Projection<'_, Self>,
+        activation: Activation,
+        down: Projection<'_, Self>,
+        between: (&mut Self::Buffer, &mut Self::Buffer),
+        width: usize,
+        rows: usize,
+    ) where
+        Self: Sized,
+    {
+        gated_mlp_by_steps(self, out, x, gate_up, activation, down, between, width, rows);
+    }
+
     /// Sends every row to its experts: those with the largest of its `logits`, `(rows, experts)`, the smaller index first
     /// among equals. A choice's weight is its softmax over all experts, divided by the sum over the row's choices where
     /// `renormalise`. The choices of all rows, sorted by expert and then by row, are the slots that follow.
@@ -452,4 +475,22 @@ pub trait Backend: Send + 'static {
 
     /// The first `rows · width` values on the host. Waits for the device.
     fn read<'a>(&'a mut self, buffer: &'a Self::Buffer, rows: usize, width: usize) -> &'a [f32];
+}
+
+/// [`Backend::gated_mlp`], one operation after another.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn gated_mlp_by_steps<B: Backend>(
+    backend: &mut B,
+    out: &mut B::Buffer,
+    x: &B::Buffer,
+    gate_up: Projection<'_, B>,
+    activation: Activation,
+    down: Projection<'_, B>,
+    between: (&mut B::Buffer, &mut B::Buffer),
+    width: usize,
+    rows: usize,
+) {
+    backend.linear(between.0, x, gate_up.0, gate_up.1, rows);
+    backend.gated(between.1, between.0, activation, width, rows);
+    backend.linear(out, between.1, down.0, down.1, rows);
 }

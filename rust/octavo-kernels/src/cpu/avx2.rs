@@ -51,6 +51,18 @@ impl Avx2<true> {
     }
 }
 
+/// The sum of 16 signed bytes.
+#[inline(always)]
+pub(super) fn sum_of_bytes(bytes: __m128i) -> i32 {
+    // There is a sum of unsigned bytes, eight at a time.
+    // SAFETY: every x86-64 has these.
+    let of_unsigned = unsafe {
+        let sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+        _mm_cvtsi128_si32(_mm_add_epi64(sums, _mm_unpackhi_epi64(sums, sums)))
+    };
+    of_unsigned - 16 * 128
+}
+
 /// An intrinsic, or several.
 macro_rules! vector {
     ($($body:tt)*) => {
@@ -187,12 +199,13 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
         })
     }
     #[inline(always)]
-    fn store_i8(self, x: [__m256i; 2], to: &mut [i8; 16]) {
+    fn store_i8(self, x: [__m256i; 2], to: &mut [i8; 16]) -> i32 {
         vector!({
             // Packing works within 128-bit halves: put the 64-bit pieces back in order.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x[0], x[1]));
             let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+            sum_of_bytes(bytes)
         })
     }
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::mem::transmute;
 
 use half::{bf16, f16};
 
+use super::avx2::sum_of_bytes;
 use super::vector::{Kernel, Vector};
 
 /// Proof that this CPU has AVX-512 with VNNI; and dot products of bfloat16 pairs if `BF16`.
@@ -166,8 +167,12 @@ impl<const BF16: bool> Vector for Avx512<BF16> {
         vector!(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())))
     }
     #[inline(always)]
-    fn store_i8(self, x: __m512i, to: &mut [i8; 16]) {
-        vector!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(x)))
+    fn store_i8(self, x: __m512i, to: &mut [i8; 16]) -> i32 {
+        vector!({
+            let bytes = _mm512_cvtepi32_epi8(x);
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+            sum_of_bytes(bytes)
+        })
     }
     #[inline(always)]
     fn add_i32(self, a: __m512i, b: __m512i) -> __m512i {

@@ -10,7 +10,7 @@ use super::{
     experts::Combine,
     gated,
     isa::Isa,
-    linear,
+    linear::{self, GatedMlp},
     norm::{ResidualNorm, RmsNorm, RmsNormColumns},
     pack::{Matrix, Successor},
     pool::{Pool, SharedSlice},
@@ -18,8 +18,8 @@ use super::{
     rope::{RopeAndCache, RopeTable},
 };
 use crate::{
-    Activation, Backend, BackendError, BlockCopy, CacheLayer, CacheShape, Heads, Mask, Result, RopeSpec, StepInput,
-    StepLimits, Weight, reference::experts::route, routing::Routing, step::Step,
+    Activation, Backend, BackendError, BlockCopy, CacheLayer, CacheShape, Heads, Mask, Projection, Result, RopeSpec,
+    StepInput, StepLimits, Weight, ops::gated_mlp_by_steps, reference::experts::route, routing::Routing, step::Step,
 };
 
 /// How the CPU backend is opened.
@@ -39,7 +39,8 @@ pub struct CpuBackend {
     pool: Pool,
     limits: StepLimits,
     step: Step,
-    activations: Activations,
+    /// Of a product, and of the second of two.
+    activations: [Activations; 2],
     /// Most rows of a product, and most inputs of one whose weights are blocks.
     product: (usize, usize),
     /// Of the product before: the next one's weights are what follows on its own.
@@ -81,7 +82,7 @@ impl CpuBackend {
         if config.pin_caller {
             pool.pin_caller();
         }
-        let (activations, step) = (Activations::default(), Step::new(limits));
+        let (activations, step) = (Default::default(), Step::new(limits));
         let product = (limits.rows, 0);
         Ok(Self {
             isa,
@@ -94,6 +95,18 @@ impl CpuBackend {
             attention: None,
             ropes: Vec::new(),
         })
+    }
+
+    fn room_for_products(&mut self) -> Result<()> {
+        let (rows, inputs) = self.product;
+        self.activations.iter_mut().try_for_each(|activations| activations.reserve(rows, inputs))
+    }
+
+    /// Notes which matrix is read next, the threads' shares beginning at equal parts of its first `bytes`.
+    fn reads(&mut self, matrix: &Matrix, bytes: usize) {
+        if let Some(last) = self.last_matrix.replace(matrix.successor.clone()) {
+            last.set(matrix, bytes / self.pool.threads());
+        }
     }
 }
 
@@ -130,7 +143,7 @@ impl Backend for CpuBackend {
         let matrix = Matrix::pack(&mut self.pool, parts)?;
         if matrix.has_blocks() {
             self.product.1 = self.product.1.max(matrix.inputs());
-            self.activations.reserve(self.product.0, self.product.1)?;
+            self.room_for_products()?;
         }
         Ok(matrix)
     }
@@ -163,7 +176,7 @@ impl Backend for CpuBackend {
     fn routing(&mut self, experts: usize, per_row: usize, rows: usize) -> Result<Routing> {
         let routing = Routing::new(experts, per_row, rows)?;
         self.product.0 = self.product.0.max(rows * per_row);
-        self.activations.reserve(self.product.0, self.product.1)?;
+        self.room_for_products()?;
         Ok(routing)
     }
 
@@ -228,11 +241,39 @@ impl Backend for CpuBackend {
     fn linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, bias: Option<&Vector>, rows: usize) {
         let (out, x) = (out.rows_mut(rows, matrix.outputs()), x.rows(rows, matrix.inputs()));
         let bias = weight(bias, matrix.outputs());
-        let last = self.last_matrix.replace(matrix.successor.clone());
-        if let Some(last) = last {
-            last.set(matrix, self.pool.threads());
+        self.reads(matrix, matrix.bytes());
+        linear::linear(self.isa, &mut self.pool, &mut self.activations[0], out, x, matrix, bias, rows);
+    }
+
+    fn gated_mlp(
+        &mut self,
+        out: &mut Buffer,
+        x: &Buffer,
+        first: Projection<'_, Self>,
+        activation: Activation,
+        second: Projection<'_, Self>,
+        between: (&mut Buffer, &mut Buffer),
+        width: usize,
+        rows: usize,
+    ) {
+        let ((gate_up, gate_up_bias), (down, down_bias)) = (first, second);
+        if !GatedMlp::fits(gate_up, down) {
+            return gated_mlp_by_steps(self, out, x, first, activation, second, between, width, rows);
         }
-        linear::linear(self.isa, &mut self.pool, &mut self.activations, out, x, matrix, bias, rows);
+        // A thread begins with its share of the gates, and up goes along.
+        self.reads(gate_up, gate_up.bytes() / 2);
+        self.reads(down, down.bytes());
+        let mlp = GatedMlp {
+            x: x.rows(rows, gate_up.inputs()),
+            gate_up,
+            gate_up_bias: weight(gate_up_bias, 2 * width),
+            activation,
+            down,
+            down_bias: weight(down_bias, down.outputs()),
+            out: out.rows_mut(rows, down.outputs()),
+            rows,
+        };
+        linear::gated_mlp(self.isa, &mut self.pool, &mut self.activations, mlp);
     }
 
     fn rope_and_cache(
@@ -319,7 +360,7 @@ impl Backend for CpuBackend {
     fn expert_linear(&mut self, out: &mut Buffer, x: &Buffer, matrix: &Matrix, routing: &Routing) {
         let slots = routing.slots();
         let (out, x) = (out.rows_mut(slots, matrix.outputs() / routing.experts()), x.rows(slots, matrix.inputs()));
-        linear::expert_linear(self.isa, &mut self.pool, &mut self.activations, out, x, matrix, routing);
+        linear::expert_linear(self.isa, &mut self.pool, &mut self.activations[0], out, x, matrix, routing);
     }
 
     fn combine(&mut self, out: &mut Buffer, x: &Buffer, routing: &Routing) {

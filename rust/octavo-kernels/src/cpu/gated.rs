@@ -1,5 +1,9 @@
 //! The gate's non-linearity, and soft-capping.
 
+use std::ops::Range;
+
+use super::format::BLOCK;
+use super::quantise::{Quantisation, quantise_block};
 use super::vector::{Kernel, Vector};
 use crate::Activation;
 
@@ -27,6 +31,39 @@ impl Kernel for Gated<'_> {
             if !out_tail.is_empty() {
                 let y = activate(v, self.activation, v.load_partial(gate_tail, 0.0));
                 v.store_partial(v.mul(y, v.load_partial(up_tail, 0.0)), out_tail);
+            }
+        }
+    }
+}
+
+/// `activation(gate) · up` of some columns of some rows, in int8.
+pub(super) struct Gate<'a> {
+    /// `[gate | up]` for each row, `columns` of each.
+    pub values: &'a [f32],
+    /// Whole blocks.
+    pub columns: usize,
+    pub activation: Activation,
+    pub rows: Range<usize>,
+    /// The first of the columns, in blocks.
+    pub first_block: usize,
+    pub gated: Quantisation<'a>,
+}
+
+impl Kernel for Gate<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        for (row, values) in self.rows.zip(self.values.chunks_exact(2 * self.columns)) {
+            let (gates, ups) = values.split_at(self.columns);
+            let blocks = gates.as_chunks::<BLOCK>().0.iter().zip(ups.as_chunks::<BLOCK>().0);
+            for (i, (gates, ups)) in blocks.enumerate() {
+                let mut gated = [0.0; BLOCK];
+                let inputs = gates.as_chunks::<16>().0.iter().zip(ups.as_chunks::<16>().0);
+                for ((gate, up), gated) in inputs.zip(gated.as_chunks_mut::<16>().0) {
+                    v.store(v.mul(activate(v, self.activation, v.load(gate)), v.load(up)), gated);
+                }
+                // SAFETY: whoever runs this has these rows and columns to itself.
+                unsafe { self.gated.put(row, self.first_block + i, quantise_block(v, &gated)) };
             }
         }
     }

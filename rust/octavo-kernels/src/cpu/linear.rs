@@ -6,6 +6,7 @@
 //! not touch a single bit.
 
 mod dense; // F32, F16, BF16: a fused multiply-add per input
+mod gated; // two products with a gate between them
 mod quantised; // block types: products of bytes
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ use super::pool::{self, Pool, SharedSlice};
 use super::quantise::{Activations, GROUP, Quantisation};
 use super::vector::Vector;
 use crate::routing::Routing;
+pub(super) use gated::{GatedMlp, gated_mlp};
 
 /// Bytes of activations that one block of rows may have: half of a small second-level cache.
 const ROW_BLOCK_BYTES: usize = 512 << 10;
@@ -46,26 +48,57 @@ pub fn linear(
     assert_eq!(out.len(), rows * outputs);
     assert!(bias.is_none_or(|bias| bias.len() == outputs));
     let activations = activations.quantisation(isa, if matrix.has_blocks() { x } else { &[] }, inputs);
-    let out = SharedSlice::new(out);
-    let product = Product { matrix, x, activations, bias, out, first_output: 0, width: outputs, next: None };
-    let (block_rows, threads) = (block_rows(inputs), pool.threads());
-    let runs = runs(matrix, threads);
-    let tasks = rows.div_ceil(block_rows) * runs;
-    let quantise = |task| activations.run(task);
-    let multiply = |i: usize| {
-        let (row, run) = (i / runs * block_rows, i % runs);
-        // A thread's share of the tasks goes on with the next number; after it comes the share of the next product.
-        let sharer = pool::sharer(i, tasks, threads);
-        let next = match i + 1 {
-            next if next < tasks && pool::sharer(next, tasks, threads) == sharer => {
-                Some(matrix.address(run_begin(matrix, next % runs, runs)))
-            }
-            _ => matrix.successor.share(sharer),
+    let product = Product { x, bias, ..Product::new(matrix, activations, SharedSlice::new(out), outputs) };
+    let tasks = Tasks::of(matrix, rows, pool.threads());
+    pool.run_stages([
+        (activations.tasks(), &|task| activations.run(task)),
+        (tasks.count, &|task| tasks.run(isa, &product, task)),
+    ]);
+}
+
+/// The tasks of one product: runs of tiles, for blocks of rows.
+#[derive(Clone, Copy)]
+struct Tasks {
+    rows: usize,
+    block_rows: usize,
+    runs: usize,
+    threads: usize,
+    count: usize,
+}
+
+impl Tasks {
+    fn of(matrix: &Matrix, rows: usize, threads: usize) -> Self {
+        let (block_rows, runs) = (block_rows(matrix.inputs()), runs(matrix, threads));
+        Self { rows, block_rows, runs, threads, count: rows.div_ceil(block_rows) * runs }
+    }
+
+    /// The rows of a task.
+    fn rows(&self, task: usize) -> Range<usize> {
+        let first = task / self.runs * self.block_rows;
+        first..self.rows.min(first + self.block_rows)
+    }
+
+    /// The part of `units` of a task, of which every run gets as many.
+    fn part_of(&self, units: usize, task: usize) -> Range<usize> {
+        let run = task % self.runs;
+        run * units / self.runs..(run + 1) * units / self.runs
+    }
+
+    /// The task that the thread of this one likely does next; `Err`: none of these, and who the thread is.
+    fn next(&self, task: usize) -> Result<usize, usize> {
+        let sharer = pool::sharer(task, self.count, self.threads);
+        let next = task + 1;
+        if next < self.count && pool::sharer(next, self.count, self.threads) == sharer { Ok(next) } else { Err(sharer) }
+    }
+
+    fn run(&self, isa: Isa, product: &Product<'_>, task: usize) {
+        let matrix = product.matrix;
+        let next = match self.next(task) {
+            Ok(next) => Some(matrix.address(self.part_of(matrix.tiles(), next).start)),
+            Err(sharer) => matrix.successor.share(sharer),
         };
-        let tiles = run_begin(matrix, run, runs)..run_begin(matrix, run + 1, runs);
-        Product { next, ..product }.run(isa, row..rows.min(row + block_rows), tiles);
-    };
-    pool.run_stages((activations.tasks(), &quantise), (tasks, &multiply));
+        Product { next, ..*product }.run(isa, self.rows(task), self.part_of(matrix.tiles(), task));
+    }
 }
 
 /// `out[slot] = matrix of the slot's expert · x[slot]`: a product for every expert that was chosen, over the rows that
@@ -92,7 +125,7 @@ pub fn expert_linear(
     }
     let activations = activations.quantisation(isa, if matrix.has_blocks() { x } else { &[] }, inputs);
     let out = SharedSlice::new(out);
-    let product = Product { matrix, x, activations, bias: None, out, first_output: 0, width: outputs, next: None };
+    let product = Product { x, ..Product::new(matrix, activations, out, outputs) };
     let run_tiles = (routing.busy().len() * tiles).div_ceil(pool.threads() * TASKS_PER_THREAD).clamp(1, tiles);
     let runs = tiles.div_ceil(run_tiles);
     let multiply = |i: usize| {
@@ -106,18 +139,13 @@ pub fn expert_linear(
             Product { first_output, ..product }.run(isa, rows, tiles.clone());
         }
     };
-    pool.run_stages((activations.tasks(), &|task| activations.run(task)), (routing.busy().len() * runs, &multiply));
+    pool.run_stages([(activations.tasks(), &|task| activations.run(task)), (routing.busy().len() * runs, &multiply)]);
 }
 
 /// How many runs a matrix's tiles are taken in: as many for each thread, so that all are through at the same time.
 fn runs(matrix: &Matrix, threads: usize) -> usize {
     let for_each = (matrix.bytes() / (threads * TASK_BYTES)).clamp(1, TASKS_PER_THREAD);
     (threads * for_each).min(matrix.tiles())
-}
-
-/// The first tile of a run.
-fn run_begin(matrix: &Matrix, run: usize, runs: usize) -> usize {
-    run * matrix.tiles() / runs
 }
 
 /// Rows whose activations fit [`ROW_BLOCK_BYTES`].
@@ -132,15 +160,34 @@ struct Product<'a> {
     x: &'a [f32],
     activations: Quantisation<'a>,
     bias: Option<&'a [f32]>,
-    /// `(rows, width)`, of the matrix's outputs from this one on.
+    /// `(rows, width)`, of the rows and the matrix's outputs from these on.
     out: SharedSlice<'a, f32>,
+    first_row: usize,
     first_output: usize,
     width: usize,
     /// Where the weights lie that are read after these. `None`: just behind them.
     next: Option<usize>,
+    /// How many bytes ahead of their use weights are asked for. `None`: they are not.
+    ahead: Option<usize>,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// Of all outputs of a matrix, or some of them into rows of `width`.
+    fn new(matrix: &'a Matrix, activations: Quantisation<'a>, out: SharedSlice<'a, f32>, width: usize) -> Self {
+        Self {
+            matrix,
+            x: &[],
+            activations,
+            bias: None,
+            out,
+            first_row: 0,
+            first_output: 0,
+            width,
+            next: None,
+            ahead: Some(quantised::AHEAD),
+        }
+    }
+
     /// The outputs of `tiles` for `rows`. No two calls that run at once may share a tile and a row.
     fn run(&self, isa: Isa, rows: Range<usize>, tiles: Range<usize>) {
         for part in &self.matrix.parts {
@@ -168,7 +215,7 @@ impl Product<'_> {
             sum = v.add(sum, v.load_partial(&bias[first..first + len], 0.0));
         }
         // SAFETY: tasks that run at once have different tiles or different rows, so different outputs.
-        let out = unsafe { self.out.slice(row * self.width + first - self.first_output, len) };
+        let out = unsafe { self.out.slice((row - self.first_row) * self.width + first - self.first_output, len) };
         v.store_partial(sum, out);
     }
 }

@@ -39,10 +39,10 @@ pub(crate) struct Successor {
 }
 
 impl Successor {
-    /// Notes that `matrix` is read, by so many threads.
-    pub fn set(&self, matrix: &Matrix, threads: usize) {
+    /// Notes that `matrix` is read, each thread's share beginning so many bytes after the one before.
+    pub fn set(&self, matrix: &Matrix, share_bytes: usize) {
         self.start.store(matrix.address(0), Ordering::Relaxed);
-        self.share_bytes.store(matrix.bytes() / threads, Ordering::Relaxed);
+        self.share_bytes.store(share_bytes, Ordering::Relaxed);
     }
 
     /// Where a thread's share of it begins; `None` while nothing was read after.
@@ -122,6 +122,11 @@ impl Matrix {
     /// Whether its product needs activations in int8.
     pub fn has_blocks(&self) -> bool {
         self.parts.iter().any(|part| !part.dtype.is_dense())
+    }
+
+    /// Whether that is all that it needs.
+    pub(crate) fn is_all_blocks(&self) -> bool {
+        self.parts.iter().all(|part| !part.dtype.is_dense())
     }
 
     /// A tile of a part of a block type: codes and scales.

@@ -6,7 +6,7 @@
 //!
 //! Tasks are numbered, and every thread has a share of neighbours: it reads what lies side by side, and its counter stays in
 //! its own cache. Whoever is through with its share takes from those of others, so a share whose owner is late, or slow,
-//! is done all the same. A region has one stage or two; no task of the second begins before all of the first are done.
+//! is done all the same. A region has up to three stages; no task of one begins before all of the one before are done.
 //!
 //! The thread that calls [`Pool::run`] is one of the workers.
 
@@ -32,17 +32,20 @@ pub struct Pool {
 /// A stage: a function on `0..tasks`.
 pub(crate) type Stage<'a> = (usize, &'a (dyn Fn(usize) + Sync));
 
+/// Stages of a region. Where there are fewer, the first ones are empty.
+const STAGES: usize = 3;
+
 /// The stages of the region that runs. The references are good for as long as the region is open or entered.
 #[derive(Clone, Copy)]
 struct Region {
-    stages: [(usize, *const (dyn Fn(usize) + Sync)); 2],
+    stages: [(usize, *const (dyn Fn(usize) + Sync)); STAGES],
 }
 
 /// A thread's share of each stage: the next task of it. In cache lines of its own, two because they are fetched in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Share {
-    next: [AtomicUsize; 2],
+    next: [AtomicUsize; STAGES],
 }
 
 /// The thread whose share task `i` of `tasks` is in.
@@ -66,8 +69,8 @@ struct Shared {
     region: UnsafeCell<Region>,
     /// The caller's first, then the workers'.
     shares: Box<[Share]>,
-    /// Tasks of the first stage that are not done.
-    left: AtomicUsize,
+    /// Tasks of each stage that are not done. (Of the last, nobody asks.)
+    left: [AtomicUsize; STAGES],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// The caller, while it may be parked.
     caller: Mutex<Option<Thread>>,
@@ -98,9 +101,9 @@ impl Pool {
         }
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            region: UnsafeCell::new(Region { stages: [(0, &|_| {}); 2] }),
+            region: UnsafeCell::new(Region { stages: [(0, &|_| {}); STAGES] }),
             shares: (0..threads).map(|_| Share::default()).collect(),
-            left: AtomicUsize::new(0),
+            left: Default::default(),
             panic: Mutex::new(None),
             caller: Mutex::new(None),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
@@ -138,23 +141,24 @@ impl Pool {
     ///
     /// If a task panics, no further tasks begin, and the panic goes on in the caller.
     pub fn run(&mut self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        self.run_stages((0, &|_| {}), (tasks, task));
+        self.run_stages([(tasks, task)]);
     }
 
-    /// As [`Pool::run`], but all tasks of `second` come after all of `first`.
-    pub(crate) fn run_stages(&mut self, first: Stage<'_>, second: Stage<'_>) {
-        if self.workers.is_empty() || (first.0 <= 1 && second.0 <= 1) {
-            (0..first.0).for_each(first.1);
-            return (0..second.0).for_each(second.1);
+    /// As [`Pool::run`], but all tasks of a stage come after all of the one before.
+    pub(crate) fn run_stages<const N: usize>(&mut self, some: [Stage<'_>; N]) {
+        const { assert!(N <= STAGES) }
+        if self.workers.is_empty() || some.iter().all(|(tasks, _)| *tasks <= 1) {
+            return some.iter().for_each(|(tasks, task)| (0..*tasks).for_each(task));
         }
-        let stages = [first, second].map(|(tasks, task)| (tasks, erase_lifetime(task)));
-        self.shared.open(Region { stages });
+        let mut stages: [Stage<'_>; STAGES] = [(0, &|_| {}); STAGES];
+        stages[STAGES - N..].copy_from_slice(&some);
+        self.shared.open(Region { stages: stages.map(|(tasks, task)| (tasks, erase_lifetime(task))) });
         for (worker, parked) in self.workers.iter().zip(&self.shared.parked) {
             if parked.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        self.shared.run_tasks(0, [first, second]);
+        self.shared.run_tasks(0, stages);
         self.shared.close();
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
@@ -202,7 +206,9 @@ impl Shared {
                 next.store(share_begin(thread, tasks, threads), Ordering::Relaxed);
             }
         }
-        self.left.store(region.stages[0].0, Ordering::Relaxed);
+        for (left, (tasks, _)) in self.left.iter().zip(region.stages) {
+            left.store(tasks, Ordering::Relaxed);
+        }
         // SAFETY: closed and nobody inside, so nobody reads; workers will see this write because they enter through `state`.
         unsafe { *self.region.get() = region };
         let before = self.state.load(Ordering::Relaxed);
@@ -273,20 +279,22 @@ impl Shared {
     }
 
     /// Runs tasks until none is left. Never unwinds: the first panic is kept for the caller.
-    fn run_tasks(&self, thread: usize, [first, second]: [Stage<'_>; 2]) {
+    fn run_tasks(&self, thread: usize, stages: [Stage<'_>; STAGES]) {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            if first.0 > 0 {
-                let done = self.run_stage(thread, 0, first);
+            for (number, stage) in stages.into_iter().enumerate().filter(|(_, (tasks, _))| *tasks > 0) {
+                let (done, left) = (self.run_stage(thread, number, stage), &self.left[number]);
+                if number + 1 == STAGES {
+                    break;
+                }
                 if done > 0 {
                     // Release: what these tasks wrote is seen by whoever sees all done.
-                    self.left.fetch_sub(done, Ordering::Release);
+                    left.fetch_sub(done, Ordering::Release);
                 }
-                let all_done = || self.left.load(Ordering::Acquire) == 0 || self.gave_up();
+                let all_done = || left.load(Ordering::Acquire) == 0 || self.gave_up();
                 while !spin_until(all_done) {
                     thread::yield_now();
                 }
             }
-            self.run_stage(thread, 1, second);
         }));
         if let Err(panic) = result {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
@@ -320,7 +328,7 @@ impl Shared {
     }
 
     fn gave_up(&self) -> bool {
-        self.shares[0].next[1].load(Ordering::Relaxed) >= GAVE_UP
+        self.shares[0].next[STAGES - 1].load(Ordering::Relaxed) >= GAVE_UP
     }
 }
 
@@ -463,38 +471,48 @@ mod tests {
     }
 
     #[test]
-    fn all_of_the_first_stage_is_done_and_seen_before_the_second_begins() {
+    fn all_of_a_stage_is_done_and_seen_before_the_next_begins() {
         for threads in [1, 2, 3, 8] {
             let mut pool = Pool::new(Some(threads)).unwrap();
             for region in 0..2000 {
-                let (first, second) = ([0, 1, 2, 5, 40][region % 5], [0, 1, 3, 64][region % 4]);
-                let mut data = vec![0; first];
-                let (pieces, seen) = (SharedSlice::new(&mut data), AtomicUsize::new(0));
-                pool.run_stages(
+                let counts = [[0, 1, 2, 5, 40][region % 5], [0, 1, 3, 64][region % 4], [0, 1, 9][region % 3]];
+                let [mut first, mut second] = [vec![0; counts[0]], vec![0; counts[1]]];
+                let (first, second, seen) =
+                    (SharedSlice::new(&mut first), SharedSlice::new(&mut second), AtomicUsize::new(0));
+                let sum_of_first = counts[0] * (counts[0] + 1) / 2;
+                pool.run_stages([
                     // SAFETY: every task has a number of its own.
-                    (first, &|i| unsafe { pieces.slice(i, 1) }[0] = i + 1),
-                    (second, &|_| {
+                    (counts[0], &|i| unsafe { first.slice(i, 1) }[0] = i + 1),
+                    (counts[1], &|i| {
                         // SAFETY: nobody writes any more.
-                        let sum: usize = unsafe { pieces.slice(0, first) }.iter().sum();
-                        assert_eq!(sum, first * (first + 1) / 2);
+                        let sum = unsafe { first.part(0, counts[0]) }.iter().sum::<usize>();
+                        // SAFETY: every task has a number of its own.
+                        let own = unsafe { second.slice(i, 1) };
+                        own[0] = sum;
+                    }),
+                    (counts[2], &|_| {
+                        // SAFETY: nobody writes any more.
+                        assert!(unsafe { second.part(0, counts[1]) }.iter().all(|sum| *sum == sum_of_first));
                         seen.fetch_add(1, Ordering::Relaxed);
                     }),
-                );
-                assert_eq!(seen.into_inner(), second, "{threads} threads, region {region}");
+                ]);
+                assert_eq!(seen.into_inner(), counts[2], "{threads} threads, region {region}");
             }
         }
     }
 
     #[test]
-    fn a_panic_in_the_first_stage_stops_the_second() {
+    fn a_panic_in_one_stage_stops_the_next() {
         let mut pool = Pool::new(Some(3)).unwrap();
         for victim in 0..16 {
             let begun = AtomicUsize::new(0);
-            let second = |_| {
+            let next = |_| {
                 begun.fetch_add(1, Ordering::Relaxed);
             };
-            let first = |i| assert_ne!(i, victim, "gave up");
-            catch_unwind(AssertUnwindSafe(|| pool.run_stages((16, &first), (16, &second)))).unwrap_err();
+            let panics = |i| assert_ne!(i, victim, "gave up");
+            let done = |_| ();
+            catch_unwind(AssertUnwindSafe(|| pool.run_stages([(16, &panics), (16, &next)]))).unwrap_err();
+            catch_unwind(AssertUnwindSafe(|| pool.run_stages([(16, &done), (16, &panics), (16, &next)]))).unwrap_err();
             assert_eq!(begun.into_inner(), 0);
         }
     }

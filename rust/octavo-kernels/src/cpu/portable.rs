@@ -144,8 +144,9 @@ impl Vector for Portable {
         each(*from, i32::from)
     }
     #[inline(always)]
-    fn store_i8(self, x: [i32; 16], to: &mut [i8; 16]) {
+    fn store_i8(self, x: [i32; 16], to: &mut [i8; 16]) -> i32 {
         *to = each(x, |x| x as i8);
+        to.iter().map(|&x| i32::from(x)).sum()
     }
     #[inline(always)]
     fn add_i32(self, a: [i32; 16], b: [i32; 16]) -> [i32; 16] {

@@ -51,10 +51,17 @@ impl Activations {
     /// # Panics
     /// When there is no room.
     pub(crate) fn quantisation<'a>(&'a mut self, isa: Isa, x: &'a [f32], inputs: usize) -> Quantisation<'a> {
-        let rows = x.len() / inputs.max(1);
+        Quantisation { x, ..self.room(isa, x.len() / inputs.max(1), inputs) }
+    }
+
+    /// Room for whole rows of `inputs` that are put there block by block.
+    ///
+    /// # Panics
+    /// When there is no room.
+    pub(crate) fn room(&mut self, isa: Isa, rows: usize, inputs: usize) -> Quantisation<'_> {
         let row_blocks = inputs / BLOCK;
         let blocks = SharedSlice::new(&mut self.blocks[..rows.div_ceil(GROUP) * row_blocks]);
-        Quantisation { isa, x, blocks, rows, row_blocks }
+        Quantisation { isa, x: &[], blocks, rows, row_blocks }
     }
 }
 
@@ -92,6 +99,18 @@ impl<'a> Quantisation<'a> {
         }
     }
 
+    /// Puts a block of a row where the products read it.
+    ///
+    /// # Safety
+    /// Nobody else writes this block of the row's group at the same time.
+    #[inline(always)]
+    pub unsafe fn put(&self, row: usize, number: usize, block: Block) {
+        assert!(row < self.rows && number < self.row_blocks);
+        // SAFETY: nobody writes it, as promised, and nobody reads it before all is written.
+        let group = unsafe { self.blocks.slice(row / GROUP * self.row_blocks + number, 1) };
+        group[0][row % GROUP] = block;
+    }
+
     /// All blocks of a group of rows.
     ///
     /// # Safety
@@ -120,21 +139,18 @@ impl Kernel for Quantise<'_> {
 }
 
 #[inline(always)]
-fn quantise_block<V: Vector>(v: V, x: &[f32; BLOCK]) -> Block {
+pub(super) fn quantise_block<V: Vector>(v: V, x: &[f32; BLOCK]) -> Block {
     let halves: &[[f32; 16]; 2] = x.as_chunks().0.try_into().expect("32 are twice 16");
     let halves = [v.load(&halves[0]), v.load(&halves[1])];
     let scale = v.max_lane(v.max(v.abs(halves[0]), v.abs(halves[1]))) / 127.0;
-    // A block of zeroes; or of numbers so small that their scale is zero, which then round to zero.
-    let divisor = v.splat(if scale == 0.0 { 1.0 } else { scale });
+    let inverse = v.splat(if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale });
     let mut block = Block { scale, ..Block::default() };
     let codes: &mut [[i8; 16]; 2] =
         block.codes.as_flattened_mut().as_chunks_mut().0.try_into().expect("32 are twice 16");
     for half in 0..2 {
-        // Beyond ±127 only where the scale is too small to be exact.
-        let code = v.div(halves[half], divisor);
-        let code = v.round(v.min(v.max(code, v.splat(-127.0)), v.splat(127.0)));
-        v.store_i8(code, &mut codes[half]);
-        block.minus_sums[half] = -v.sum_i32(code);
+        // What is no number becomes -127; a largest one is rounded to 127.
+        let code = v.round(v.max(v.mul(halves[half], inverse), v.splat(-127.0)));
+        block.minus_sums[half] = -v.store_i8(code, &mut codes[half]);
     }
     block.scaled_sum = scale * -(block.minus_sums[0] + block.minus_sums[1]) as f32;
     block

@@ -81,8 +81,8 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn load_u8(self, from: &[u8; 16]) -> Self::I32;
     /// Widens 16 signed bytes.
     fn load_i8(self, from: &[i8; 16]) -> Self::I32;
-    /// Stores 16 values that fit a signed byte.
-    fn store_i8(self, x: Self::I32, to: &mut [i8; 16]);
+    /// Stores 16 values that fit a signed byte; gives their sum.
+    fn store_i8(self, x: Self::I32, to: &mut [i8; 16]) -> i32;
     /// `a + b`.
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// `x << bits`.
@@ -196,11 +196,21 @@ pub trait Vector: Copy + Send + Sync + 'static {
         self.mul(p, self.power_of_two(n))
     }
 
-    /// `1 / (1 + e⁻ˣ)`.
+    /// `1 / (1 + e⁻ˣ)`: absolute error about 1e-7. Where it would be below 2⁻¹²⁶ it is that.
     #[inline(always)]
     fn sigmoid(self, x: Self::F32) -> Self::F32 {
+        // e⁻ˣ = 2ⁿ 2ʳ with |r| ≤ 1/2. Numbers that are none stay none.
+        let t = self.mul(x, self.splat(-std::f32::consts::LOG2_E));
+        let t = self.min(self.splat(126.0), self.max(self.splat(-126.0), t));
+        let n = self.round(t);
+        let r = self.sub(t, self.to_f32(n));
+        // A minimax polynomial for 2ʳ.
+        let mut p = self.splat(1.327_647_1e-3);
+        for c in [9.675_541e-3, 5.550_713e-2, 2.402_212e-1, 6.931_469_4e-1, 1.0] {
+            p = self.fma(p, r, self.splat(c));
+        }
         let one = self.splat(1.0);
-        self.div(one, self.add(one, self.exp(self.sub(self.splat(0.0), x))))
+        self.div(one, self.fma(p, self.power_of_two(n), one))
     }
 
     /// `tanh x` as `1 - 2 / (e²ˣ + 1)`: exact at both ends, absolute error about 1e-7 between.

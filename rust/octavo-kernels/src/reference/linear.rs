@@ -22,20 +22,16 @@ pub struct Int8Row {
 }
 
 impl Int8Row {
-    /// Quantises `x`, whose length is a multiple of 32. A code is `x / scale`, rounded half to even.
+    /// Quantises `x`, whose length is a multiple of 32. A code is `x · (1 / scale)`, rounded half to even; 0 where the scale
+    /// is so small that it has no inverse.
     pub fn quantise(x: &[f32]) -> Self {
         assert!(x.len().is_multiple_of(ACTIVATION_BLOCK), "{} activations", x.len());
         let mut row = Self::default();
         for x in x.chunks_exact(ACTIVATION_BLOCK) {
             let scale = x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 127.0;
+            let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
             row.scales.push(scale);
-            row.codes.extend(
-                x.iter().map(
-                    |x| {
-                        if scale == 0.0 { 0 } else { (x / scale).round_ties_even().clamp(-127.0, 127.0) as i8 }
-                    },
-                ),
-            );
+            row.codes.extend(x.iter().map(|x| (x * inverse).max(-127.0).round_ties_even() as i8));
         }
         row
     }

@@ -8,7 +8,8 @@ use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
 use super::weights::{ExpertWeights, LayerWeights, Mlp, Weights};
 
-/// Rows whose logits are computed at once. Bounds the logits buffer: a row of a large vocabulary is a megabyte.
+/// Rows whose logits are computed at once, and what is left of the last layer before them. Bounds the logits buffer: a row of
+/// a large vocabulary is a megabyte.
 pub const LOGIT_ROWS: usize = 32;
 
 /// A model on a backend: weights, the KV cache and every buffer, all taken when it is made.
@@ -35,22 +36,34 @@ struct Parts<B: Backend> {
 
 /// Activations of one step, `(rows, width)` each.
 struct Buffers<T> {
+    /// Of all rows.
+    stream: Stream<T>,
+    /// Of the rows whose logits are computed.
+    wanted: Stream<T>,
+    work: Work<T>,
+}
+
+/// What is left of a row once its keys and values are written.
+struct Stream<T> {
     /// The residual stream.
     residual: T,
+    /// What attention gave.
+    attended: T,
+}
+
+/// What one operation leaves to the next.
+struct Work<T> {
     /// The residual stream, normed: what a sub-layer reads, and after the last layer what the head reads.
     normed: T,
     /// What a sub-layer gives.
     delta: T,
     qkv: T,
-    attended: T,
     /// A row per token in dense layers, a row per choice of an expert in sparse ones.
     gate_up: T,
     gated: T,
     router_logits: T,
     /// What experts read, and then what they give: a row per choice.
     expert_rows: T,
-    /// Rows of `normed` that the head reads.
-    head_input: T,
     logits: T,
 }
 
@@ -62,36 +75,45 @@ fn shapes(spec: &DecoderSpec, rows: usize) -> Buffers<(usize, usize)> {
     };
     let dense_width = if spec.layers.iter().all(|layer| layer.sparse) { 0 } else { spec.intermediate_size };
     let gated_width = dense_width.max(expert_width);
-    Buffers {
-        residual: (rows, spec.hidden_size),
+    let stream = |rows| Stream { residual: (rows, spec.hidden_size), attended: (rows, spec.heads.query_width()) };
+    let work = Work {
         normed: (rows, spec.hidden_size),
         delta: (rows, spec.hidden_size),
         qkv: (rows, spec.heads.qkv_width()),
-        attended: (rows, spec.heads.query_width()),
         gate_up: (rows, 2 * gated_width),
         gated: (rows, gated_width),
         router_logits: (rows, experts),
         expert_rows: (rows * choices, spec.hidden_size),
-        head_input: (LOGIT_ROWS, spec.hidden_size),
         logits: (LOGIT_ROWS, spec.vocab_size),
+    };
+    Buffers { stream: stream(rows), wanted: stream(LOGIT_ROWS), work }
+}
+
+impl<T> Stream<T> {
+    fn try_map<U>(self, f: &mut impl FnMut(T) -> Result<U>) -> Result<Stream<U>> {
+        Ok(Stream { residual: f(self.residual)?, attended: f(self.attended)? })
+    }
+}
+
+impl<T> Work<T> {
+    fn try_map<U>(self, f: &mut impl FnMut(T) -> Result<U>) -> Result<Work<U>> {
+        Ok(Work {
+            normed: f(self.normed)?,
+            delta: f(self.delta)?,
+            qkv: f(self.qkv)?,
+            gate_up: f(self.gate_up)?,
+            gated: f(self.gated)?,
+            router_logits: f(self.router_logits)?,
+            expert_rows: f(self.expert_rows)?,
+            logits: f(self.logits)?,
+        })
     }
 }
 
 impl<T> Buffers<T> {
     fn try_map<U>(self, mut f: impl FnMut(T) -> Result<U>) -> Result<Buffers<U>> {
-        Ok(Buffers {
-            residual: f(self.residual)?,
-            normed: f(self.normed)?,
-            delta: f(self.delta)?,
-            qkv: f(self.qkv)?,
-            attended: f(self.attended)?,
-            gate_up: f(self.gate_up)?,
-            gated: f(self.gated)?,
-            router_logits: f(self.router_logits)?,
-            expert_rows: f(self.expert_rows)?,
-            head_input: f(self.head_input)?,
-            logits: f(self.logits)?,
-        })
+        let (stream, wanted) = (self.stream.try_map(&mut f)?, self.wanted.try_map(&mut f)?);
+        Ok(Buffers { stream, wanted, work: self.work.try_map(&mut f)? })
     }
 }
 
@@ -188,7 +210,8 @@ impl<B: Backend> Decoder<B> {
         self.backend.copy_blocks(&mut self.parts.cache, copies);
     }
 
-    /// Runs every row of a step, so that [`Decoder::head`] can be asked for logits of it.
+    /// Writes the keys and values of every row of a step, so that [`Decoder::head`] can be asked for logits of it. What the
+    /// last layer does after that is left to it: of a prompt, hardly any row has its logits asked for.
     pub fn forward(&mut self, input: &StepInput<'_>) {
         let Self { backend, parts } = self;
         backend.run(input, &[], |backend, rows| parts.run(backend, rows, &mut |_, _, _| ()));
@@ -204,7 +227,7 @@ impl<B: Backend> Decoder<B> {
                 let numbers: [u32; LOGIT_ROWS] = std::array::from_fn(|i| (first + i) as u32);
                 let count = LOGIT_ROWS.min(rows - first);
                 parts.head(backend, &numbers[..count]);
-                backend.draw(&parts.buffers.logits, first, count);
+                backend.draw(&parts.buffers.work.logits, first, count);
             }
         });
         backend.send_drawn(draws.len());
@@ -216,6 +239,13 @@ impl<B: Backend> Decoder<B> {
         let (rows, width) = (input.ids.len(), parts.spec.hidden_size);
         backend.begin(input);
         parts.run(backend, rows, &mut |backend, number, seen| observer(number, backend.read(seen, rows, width)));
+        let numbers: Vec<u32> = (0..rows as u32).collect();
+        let mut last = Vec::new();
+        for some in numbers.chunks(LOGIT_ROWS) {
+            parts.finish(backend, some);
+            last.extend_from_slice(backend.read(&parts.buffers.work.normed, some.len(), width));
+        }
+        observer(parts.spec.layers.len(), &last);
     }
 
     /// Computes the logits of these rows of the step that ran last; at most [`LOGIT_ROWS`] rows.
@@ -225,12 +255,12 @@ impl<B: Backend> Decoder<B> {
 
     /// The first `rows` of the logits that were computed last, `vocab` values each.
     pub fn logits(&mut self, rows: usize) -> &[f32] {
-        self.backend.read(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size)
+        self.backend.read(&self.parts.buffers.work.logits, rows, self.parts.spec.vocab_size)
     }
 
     /// Shows `look` each of them, see [`Backend::look`].
     pub fn look(&mut self, rows: usize, look: &(dyn Fn(usize, &[f32]) + Sync)) {
-        self.backend.look(&self.parts.buffers.logits, rows, self.parts.spec.vocab_size, look);
+        self.backend.look(&self.parts.buffers.work.logits, rows, self.parts.spec.vocab_size, look);
     }
 
     /// Whether the backend draws tokens where their logits are.
@@ -246,7 +276,7 @@ impl<B: Backend> Decoder<B> {
     /// Draws from the first of the logits that were computed last; what became of it.
     pub fn draw(&mut self, draws: &[RowDraw<'_>]) -> &[DrawnRow] {
         self.backend.set_draws(draws);
-        self.backend.draw(&self.parts.buffers.logits, 0, draws.len());
+        self.backend.draw(&self.parts.buffers.work.logits, 0, draws.len());
         self.backend.send_drawn(draws.len());
         self.backend.drawn()
     }
@@ -263,101 +293,109 @@ type Between<'a, B> = &'a mut dyn FnMut(&mut B, usize, &<B as Backend>::Buffer);
 impl<B: Backend> Parts<B> {
     /// Logits of rows of the step that has run.
     fn head(&mut self, backend: &mut B, rows: &[u32]) {
-        assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits at once", rows.len());
-        let Self { spec, weights, buffers, .. } = self;
+        self.finish(backend, rows);
+        let Self { spec, weights, buffers: Buffers { work, .. }, .. } = self;
         let head = weights.head.as_ref().unwrap_or(&weights.embedding);
-        backend.gather(&mut buffers.head_input, &buffers.normed, rows);
-        backend.linear(&mut buffers.logits, &buffers.head_input, head, None, rows.len());
+        backend.linear(&mut work.logits, &work.normed, head, None, rows.len());
         if spec.logits_scale != 1.0 || spec.logits_soft_cap.is_some() {
             let (width, rows) = (spec.vocab_size, rows.len());
-            backend.scale_and_cap(&mut buffers.logits, spec.logits_scale, spec.logits_soft_cap, width, rows);
+            backend.scale_and_cap(&mut work.logits, spec.logits_scale, spec.logits_soft_cap, width, rows);
         }
+    }
+
+    /// The rest of the last layer for rows of the step that has run: leaves in `normed` what the head reads.
+    fn finish(&mut self, backend: &mut B, rows: &[u32]) {
+        assert!(rows.len() <= LOGIT_ROWS, "{} rows of logits at once", rows.len());
+        let Buffers { stream, wanted, .. } = &mut self.buffers;
+        backend.gather(&mut wanted.residual, &stream.residual, rows);
+        backend.gather(&mut wanted.attended, &stream.attended, rows);
+        self.rest_of(backend, self.spec.layers.len() - 1, rows.len());
     }
 
     /// The operations of a step, which has begun.
     fn run(&mut self, backend: &mut B, rows: usize, between: Between<'_, B>) {
         self.embed(backend, rows);
-        between(backend, 0, &self.buffers.residual);
+        between(backend, 0, &self.buffers.stream.residual);
         for layer in 0..self.spec.layers.len() {
             self.attention(backend, layer, rows);
-            self.mlp(backend, layer, rows);
-            let last = layer + 1 == self.spec.layers.len();
-            between(backend, layer + 1, if last { &self.buffers.normed } else { &self.buffers.residual });
+            if layer + 1 < self.spec.layers.len() {
+                self.rest_of(backend, layer, rows);
+                between(backend, layer + 1, &self.buffers.stream.residual);
+            }
         }
     }
 
     /// Fills `residual`, and `normed` with what the first layer reads.
     fn embed(&mut self, backend: &mut B, rows: usize) {
-        let Self { spec, weights, buffers, .. } = self;
-        backend.embed(&mut buffers.residual, &weights.embedding, spec.embedding_scale);
+        let Self { spec, weights, buffers: Buffers { stream, work, .. }, .. } = self;
+        backend.embed(&mut stream.residual, &weights.embedding, spec.embedding_scale);
         match weights.layers.first().and_then(|layer| layer.attention_norm.as_ref()) {
-            Some(norm) => backend.rms_norm(&mut buffers.normed, &buffers.residual, norm, spec.norm_eps, rows),
-            None => backend.embed(&mut buffers.normed, &weights.embedding, spec.embedding_scale),
+            Some(norm) => backend.rms_norm(&mut work.normed, &stream.residual, norm, spec.norm_eps, rows),
+            None => backend.embed(&mut work.normed, &weights.embedding, spec.embedding_scale),
         }
     }
 
-    /// Adds attention to `residual`, and leaves in `normed` what the gated layer reads.
+    /// Writes the rows' keys and values, and leaves in `attended` what attention gives.
     fn attention(&mut self, backend: &mut B, layer: usize, rows: usize) {
-        let Self { spec, weights, ropes, cache, places, buffers, .. } = self;
-        let LayerWeights { qkv, query_norm, key_norm, output, post_attention_norm, mlp_norm, .. } =
-            &weights.layers[layer];
+        let Self { spec, weights, ropes, cache, places, buffers: Buffers { stream, work, .. }, .. } = self;
+        let LayerWeights { qkv, query_norm, key_norm, .. } = &weights.layers[layer];
         let (layer_spec, heads, eps) = (&spec.layers[layer], spec.heads, spec.norm_eps);
         let (rope, place) = (&ropes[layer_spec.rope], places[layer]);
 
-        backend.linear(&mut buffers.qkv, &buffers.normed, &qkv.matrix, qkv.bias.as_ref(), rows);
+        backend.linear(&mut work.qkv, &work.normed, &qkv.matrix, qkv.bias.as_ref(), rows);
         let mut norms = (query_norm.as_ref(), key_norm.as_ref());
         if spec.qk_norm == QkNorm::WholeRow {
             let width = heads.qkv_width();
             for (norm, first) in [(norms.0, 0), (norms.1, heads.query_width())] {
                 let Some(norm) = norm else { continue };
-                backend.rms_norm_columns(&mut buffers.qkv, width, first, norm, eps, rows);
+                backend.rms_norm_columns(&mut work.qkv, width, first, norm, eps, rows);
             }
             norms = (None, None);
         }
-        backend.rope_and_cache(&mut buffers.qkv, cache, place, heads, norms.0, norms.1, eps, rope);
-        backend.attention(&mut buffers.attended, &buffers.qkv, cache, place, heads, spec.mask(layer_spec));
-        backend.linear(&mut buffers.delta, &buffers.attended, &output.matrix, output.bias.as_ref(), rows);
-        backend.residual_norm(
-            &mut buffers.residual,
-            &buffers.delta,
-            post_attention_norm.as_ref(),
-            spec.residual_scale,
-            &mut buffers.normed,
-            mlp_norm.as_ref(),
-            eps,
-            rows,
-        );
+        backend.rope_and_cache(&mut work.qkv, cache, place, heads, norms.0, norms.1, eps, rope);
+        backend.attention(&mut stream.attended, &work.qkv, cache, place, heads, spec.mask(layer_spec));
     }
 
-    /// Adds the gated layer to `residual`, and leaves in `normed` what the next layer or the head reads.
-    fn mlp(&mut self, backend: &mut B, layer: usize, rows: usize) {
-        let Self { spec, weights, routing, buffers, .. } = self;
-        let LayerWeights { mlp, post_mlp_norm, .. } = &weights.layers[layer];
-        let next = match weights.layers.get(layer + 1) {
-            Some(next) => next.attention_norm.as_ref(),
-            None => Some(&weights.final_norm),
-        };
+    /// Adds attention and the gated layer to `residual`, and leaves in `normed` what the next layer or the head reads.
+    fn rest_of(&mut self, backend: &mut B, layer: usize, rows: usize) {
+        let Self { spec, weights, routing, buffers: Buffers { stream, wanted, work }, .. } = self;
+        let LayerWeights { output, post_attention_norm, mlp_norm, mlp, post_mlp_norm, .. } = &weights.layers[layer];
+        let next = weights.layers.get(layer + 1);
+        let stream = if next.is_some() { stream } else { wanted };
+        let next_norm = next.map_or(Some(&weights.final_norm), |next| next.attention_norm.as_ref());
 
+        backend.linear(&mut work.delta, &stream.attended, &output.matrix, output.bias.as_ref(), rows);
+        backend.residual_norm(
+            &mut stream.residual,
+            &work.delta,
+            post_attention_norm.as_ref(),
+            spec.residual_scale,
+            &mut work.normed,
+            mlp_norm.as_ref(),
+            spec.norm_eps,
+            rows,
+        );
         match mlp {
             Mlp::Dense { gate_up, down } => {
-                backend.linear(&mut buffers.gate_up, &buffers.normed, &gate_up.matrix, gate_up.bias.as_ref(), rows);
-                backend.gated(&mut buffers.gated, &buffers.gate_up, spec.activation, spec.intermediate_size, rows);
-                backend.linear(&mut buffers.delta, &buffers.gated, &down.matrix, down.bias.as_ref(), rows);
+                let between = (&mut work.gate_up, &mut work.gated);
+                let (gate_up, down) = (gate_up.projection(), down.projection());
+                let (width, activation) = (spec.intermediate_size, spec.activation);
+                backend.gated_mlp(&mut work.delta, &work.normed, gate_up, activation, down, between, width, rows);
             }
             Mlp::Sparse(weights) => {
                 let (Some(routing), Some(experts)) = (routing, spec.experts) else {
                     unreachable!("weights of experts in a decoder without")
                 };
-                mix(backend, buffers, routing, weights, experts, spec.activation, rows);
+                mix(backend, work, routing, weights, experts, spec.activation, rows);
             }
         }
         backend.residual_norm(
-            &mut buffers.residual,
-            &buffers.delta,
+            &mut stream.residual,
+            &work.delta,
             post_mlp_norm.as_ref(),
             spec.residual_scale,
-            &mut buffers.normed,
-            next,
+            &mut work.normed,
+            next_norm,
             spec.norm_eps,
             rows,
         );
@@ -367,7 +405,7 @@ impl<B: Backend> Parts<B> {
 /// A mixture of experts: fills `delta` from `normed`. Every choice of an expert is a row of its own in between.
 fn mix<B: Backend>(
     backend: &mut B,
-    buffers: &mut Buffers<B::Buffer>,
+    work: &mut Work<B::Buffer>,
     routing: &mut B::Routing,
     weights: &ExpertWeights<B::Matrix>,
     experts: Experts,
@@ -375,11 +413,11 @@ fn mix<B: Backend>(
     rows: usize,
 ) {
     let choices = rows * experts.per_token;
-    backend.linear(&mut buffers.router_logits, &buffers.normed, &weights.router, None, rows);
-    backend.route(routing, &buffers.router_logits, experts.renormalise, rows);
-    backend.dispatch(&mut buffers.expert_rows, &buffers.normed, routing);
-    backend.expert_linear(&mut buffers.gate_up, &buffers.expert_rows, &weights.gate_up, routing);
-    backend.gated(&mut buffers.gated, &buffers.gate_up, activation, experts.intermediate_size, choices);
-    backend.expert_linear(&mut buffers.expert_rows, &buffers.gated, &weights.down, routing);
-    backend.combine(&mut buffers.delta, &buffers.expert_rows, routing);
+    backend.linear(&mut work.router_logits, &work.normed, &weights.router, None, rows);
+    backend.route(routing, &work.router_logits, experts.renormalise, rows);
+    backend.dispatch(&mut work.expert_rows, &work.normed, routing);
+    backend.expert_linear(&mut work.gate_up, &work.expert_rows, &weights.gate_up, routing);
+    backend.gated(&mut work.gated, &work.gate_up, activation, experts.intermediate_size, choices);
+    backend.expert_linear(&mut work.expert_rows, &work.gated, &weights.down, routing);
+    backend.combine(&mut work.delta, &work.expert_rows, routing);
 }

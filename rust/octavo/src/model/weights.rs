@@ -81,6 +81,13 @@ pub struct Linear<M, V> {
     pub bias: Option<V>,
 }
 
+impl<M, V> Linear<M, V> {
+    /// Both, as operations take them.
+    pub fn projection(&self) -> (&M, Option<&V>) {
+        (&self.matrix, self.bias.as_ref())
+    }
+}
+
 /// Told of bytes done and bytes in all; `false` stops the load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 

@@ -37,7 +37,7 @@ type Weights<E, const M: usize> = [[<E as Element>::Factor; KV_SPLIT]; M];
 /// How many of the `rest` queries go into the next pass: as many as their sums fit in registers.
 #[inline(always)]
 fn pass_len<V: Vector>(rest: usize) -> usize {
-    if V::ROWS >= PASS_QUERIES && rest >= PASS_QUERIES { PASS_QUERIES } else { rest.min(4) }
+    rest.min(if V::ROWS >= PASS_QUERIES { PASS_QUERIES } else { 4 })
 }
 
 /// What softmax needs to know of the positions so far, for each query of an item: the largest score, the sum of
@@ -152,11 +152,15 @@ pub(super) fn compute_split<V: Vector, E: Element>(
         let staged = &staged[first * factors..][..len * factors];
         let pass = Pass { job, tiles, first, staged };
         match len {
-            PASS_QUERIES => pass.run::<V, PASS_QUERIES>(v, scores, weights, state),
-            4 => pass.run::<V, 4>(v, scores, weights, state),
-            3 => pass.run::<V, 3>(v, scores, weights, state),
+            1 => pass.run::<V, 1>(v, scores, weights, state),
             2 => pass.run::<V, 2>(v, scores, weights, state),
-            _ => pass.run::<V, 1>(v, scores, weights, state),
+            3 => pass.run::<V, 3>(v, scores, weights, state),
+            4 => pass.run::<V, 4>(v, scores, weights, state),
+            _ if V::ROWS < PASS_QUERIES => unreachable!("a pass of {len} queries"),
+            5 => pass.run::<V, 5>(v, scores, weights, state),
+            6 => pass.run::<V, 6>(v, scores, weights, state),
+            7 => pass.run::<V, 7>(v, scores, weights, state),
+            _ => pass.run::<V, PASS_QUERIES>(v, scores, weights, state),
         }
         first += len;
     }

@@ -13,10 +13,10 @@ use crate::cpu::pack::Part;
 use crate::cpu::quantise::{Block, GROUP};
 use crate::cpu::vector::{Kernel, Vector};
 
-/// How many bytes ahead of their use weights are asked for. With several rows, the work on one block fills the window in
+/// How many bytes ahead of their use weights are asked for, usually. With several rows, the work on one block fills the window in
 /// which the core looks ahead by itself, and what waits for memory is added to what is computed. Measured with 8 rows: 16
 /// GB/s without, 35 at 4 to 8 KiB ahead, 50 (all there is) at 32.
-const AHEAD: usize = 32 << 10;
+pub(super) const AHEAD: usize = 32 << 10;
 
 /// The outputs of `tiles` of a part of a block type, for `rows`.
 pub(super) fn run(isa: Isa, product: &Product<'_>, part: &Part, rows: Range<usize>, tiles: Range<usize>) {
@@ -37,12 +37,14 @@ impl<F: Format> Kernel for Tiles<'_, F> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
         let (begin, end) = self.product.matrix.addresses(self.part, self.tiles.clone());
-        let mut stream = Stream { at: begin, end, next: self.product.next.unwrap_or(end) };
+        let (ahead, next) = (self.product.ahead.unwrap_or(0), self.product.next.unwrap_or(end));
+        let mut stream = Stream { at: begin, end, next, ahead };
         for tile in self.tiles.clone() {
             let mut row = self.rows.start;
             while row < self.rows.end {
                 // Memory is asked for by the first rows; the others find it there.
-                let stream = if row == self.rows.start { Some(&mut stream) } else { None };
+                let asks = self.product.ahead.is_some() && row == self.rows.start;
+                let stream = if asks { Some(&mut stream) } else { None };
                 // As many rows as fit the registers and are left in the group; a few more than are left in all, rather than
                 // another walk.
                 let in_group = 1 << (GROUP - row % GROUP).ilog2();
@@ -83,13 +85,15 @@ struct Stream {
     at: usize,
     end: usize,
     next: usize,
+    /// How far ahead of its use it is asked for.
+    ahead: usize,
 }
 
 impl Stream {
-    /// Asks for the `bytes` that lie [`AHEAD`] of the next ones.
+    /// Asks for the `bytes` that lie so far ahead of the next ones.
     #[inline(always)]
     fn ask(&mut self, bytes: usize) {
-        let ahead = self.at + AHEAD;
+        let ahead = self.at + self.ahead;
         prefetch_into_second_level(if ahead < self.end { ahead } else { self.next + (ahead - self.end) }, bytes);
         self.at += bytes;
     }
