@@ -33,8 +33,10 @@ fn main() {
             let params = StreamParams { stop: vec!["\n\nUser:".into(), "</answer>".into()], ..StreamParams::default() };
             let stream = || {
                 let mut stream = TextStream::new(tokenizer.clone(), params.clone());
-                let text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
-                text + &stream.finish(true).text
+                let mut text = String::new();
+                ids.iter().for_each(|&id| _ = stream.push(id, true, &mut text));
+                stream.finish(true, &mut text);
+                text
             };
             assert_eq!(stream(), tokenizer.decode(&ids, params.skip_special), "{name}: streamed");
             bench.line(&format!("stream {name}"), &shape, work, stream);

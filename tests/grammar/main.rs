@@ -84,8 +84,9 @@ fn walk(guide: &Arc<Guide>, tokenizer: &Tokenizer, ends: &[u32], coins: &mut Coi
 
 fn seen(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
     let mut stream = TextStream::new(tokenizer.clone(), StreamParams { skip_special: true, ..Default::default() });
-    let text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
-    let text = text + &stream.finish(true).text;
+    let mut text = String::new();
+    ids.iter().for_each(|&id| _ = stream.push(id, true, &mut text));
+    stream.finish(true, &mut text);
     assert_eq!(text, tokenizer.decode(ids, true));
     text
 }

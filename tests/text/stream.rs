@@ -7,9 +7,34 @@ use octavo::stages::tokenize::{Special, Tokenizer};
 
 use crate::fixtures::{self, Random};
 
-fn stream(tokenizer: &Arc<Tokenizer>, stop: &[String], include_stop: bool, skip_special: bool) -> TextStream {
+/// A stream that is looked at after every token.
+struct Watched(TextStream);
+
+/// What a token brought.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Pushed {
+    text: String,
+    stopped: Option<String>,
+}
+
+impl Watched {
+    fn push(&mut self, id: u32, may_stop: bool) -> Pushed {
+        // Behind what is there.
+        let mut text = "before ".to_owned();
+        let stopped = self.0.push(id, may_stop, &mut text);
+        Pushed { text: text.strip_prefix("before ").expect("it only adds").to_owned(), stopped }
+    }
+
+    fn finish(&mut self, may_stop: bool) -> Pushed {
+        let mut text = String::new();
+        let stopped = self.0.finish(may_stop, &mut text);
+        Pushed { text, stopped }
+    }
+}
+
+fn stream(tokenizer: &Arc<Tokenizer>, stop: &[String], include_stop: bool, skip_special: bool) -> Watched {
     let params = StreamParams { stop: stop.to_vec(), include_stop, skip_special, continues_text: false };
-    TextStream::new(Arc::clone(tokenizer), params)
+    Watched(TextStream::new(Arc::clone(tokenizer), params))
 }
 
 /// Tokens of single bytes and of parts of characters, so that UTF-8 breaks often.
@@ -269,7 +294,7 @@ fn a_continued_text_keeps_its_first_space() {
     let ids = tokenizer.encode("ab", Special::AsText, false).unwrap().ids;
     for (continues_text, want) in [(false, "ab"), (true, " ab")] {
         let params = StreamParams { continues_text, ..Default::default() };
-        let mut stream = TextStream::new(Arc::clone(&tokenizer), params);
+        let mut stream = Watched(TextStream::new(Arc::clone(&tokenizer), params));
         let text: String = ids.iter().map(|&id| stream.push(id, true).text).collect();
         assert_eq!(text + &stream.finish(true).text, want);
     }

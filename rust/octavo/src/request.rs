@@ -317,6 +317,16 @@ pub struct Request {
     pub arrived: Time,
 }
 
+impl Request {
+    /// All tokens that end it.
+    pub fn ends(&self) -> Arc<[u32]> {
+        match self.params.stop_token_ids[..] {
+            [] => self.end_token_ids.clone(),
+            _ => self.end_token_ids.iter().chain(&self.params.stop_token_ids).copied().collect(),
+        }
+    }
+}
+
 /// The one way in which a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finish {

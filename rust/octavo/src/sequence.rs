@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::prefetch::{prefetch, prefetch_end};
+use octavo_kernels::prefetch::{prefetch, prefetch_counts, prefetch_end};
 
 use crate::execute::Draw;
 use crate::kv::{BlockId, BlockTable, KvCache, Pin, PinFate, PrefixChain, PrefixKey, Sessions};
@@ -48,8 +48,6 @@ pub struct Sequence {
     pub computed: usize,
     /// Rows in the step under way; 0 outside.
     pub planned: usize,
-    /// Which entry of that step's batch.
-    pub entry: usize,
     /// How it will end once the step under way is over.
     pub ending: Option<Finish>,
     /// Rows of the prompt whose log-probabilities or logits were given out, or are not wanted: none is given twice,
@@ -101,10 +99,6 @@ impl Sequence {
     ) -> Self {
         let submitted = request.arrived.min(now);
         let params = &request.params;
-        let ends = match params.stop_token_ids[..] {
-            [] => request.end_token_ids.clone(),
-            _ => request.end_token_ids.iter().chain(&params.stop_token_ids).copied().collect(),
-        };
         Self {
             user,
             arrival,
@@ -113,7 +107,6 @@ impl Sequence {
             most_new_tokens,
             computed: 0,
             planned: 0,
-            entry: 0,
             ending: None,
             // Token `from` is scored by the row before it.
             rows_given: if let Wanted::Scores { from } = request.wanted { from - 1 } else { 0 },
@@ -133,7 +126,7 @@ impl Sequence {
             history: params.needs_history().then(|| Arc::new(TokenHistory::new(&request.prompt))),
             asks_rows: params.prompt_logprobs.is_some() || request.wanted == Wanted::AllLogits,
             min_tokens: params.min_tokens,
-            ends,
+            ends: request.ends(),
             request,
         }
     }
@@ -147,8 +140,7 @@ impl Sequence {
             prefetch(&*self.ends);
             self.table.prefetch_groups();
         } else {
-            prefetch(&*self.request.params);
-            prefetch(&self.request.end_token_ids[..]);
+            prefetch_counts(&self.request.params);
             self.table.prefetch_blocks();
         }
     }
@@ -349,7 +341,7 @@ impl Sequence {
                 kv.withdraw(tail);
             }
         }
-        while self.published < self.computed / block_size {
+        while (self.published + 1) * block_size <= self.computed {
             let index = self.published;
             let key = self.prefix_key(index, block_size);
             kv.publish(&self.table, index, key, || self.contents(index, block_size));

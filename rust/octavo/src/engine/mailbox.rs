@@ -27,6 +27,8 @@ pub struct Mailbox {
     waker: Option<Arc<dyn Wake>>,
     /// Whether the reader wants every token when it exists, or only the end.
     every_token: bool,
+    /// Tokens that there are, over all choices, given or not. Only the engine thread adds.
+    tokens: AtomicUsize,
 }
 
 struct State {
@@ -34,12 +36,33 @@ struct State {
     unfinished: usize,
 }
 
-/// One choice: the whole answer so far and how much of it the reader has.
+/// A part of an answer.
+#[derive(Default)]
+pub(super) struct News {
+    pub text: String,
+    pub token_ids: Vec<u32>,
+    /// One per token, when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+impl News {
+    /// Adds what comes after it, which is empty afterwards.
+    fn append(&mut self, more: &mut Self) {
+        if self.token_ids.is_empty() && self.text.is_empty() {
+            // The usual answer is one piece, which need not be copied.
+            return std::mem::swap(self, more);
+        }
+        self.text.push_str(&more.text);
+        more.text.clear();
+        self.token_ids.append(&mut more.token_ids);
+        self.logprobs.append(&mut more.logprobs);
+    }
+}
+
+/// One choice: the answer as far as it was given, and how much of it the reader has.
 #[derive(Default)]
 struct Choice {
-    text: String,
-    token_ids: Vec<u32>,
-    logprobs: Vec<TokenLogprobs>,
+    given: News,
     prompt_logprobs: Vec<TokenLogprobs>,
     logits: Vec<f32>,
     /// It has left the queue: from then on only the engine thread ends it.
@@ -99,7 +122,14 @@ impl Mailbox {
     /// An empty mailbox for `choices` choices.
     pub(super) fn new(choices: usize, every_token: bool, waker: Option<Arc<dyn Wake>>) -> Self {
         let state = State { choices: (0..choices).map(|_| Choice::default()).collect(), unfinished: choices };
-        Self { state: Mutex::new(state), arrived: Condvar::new(), blocked: AtomicUsize::new(0), waker, every_token }
+        Self {
+            state: Mutex::new(state),
+            arrived: Condvar::new(),
+            blocked: AtomicUsize::new(0),
+            waker,
+            every_token,
+            tokens: AtomicUsize::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -127,27 +157,29 @@ impl Mailbox {
         self.every_token
     }
 
-    /// Asks the memory for a choice, or for where it goes on.
+    /// Asks the memory for a choice, or for where it goes on, if a token changes it.
     pub(super) fn prefetch(&self, index: usize, ends: bool) {
-        if let Ok(state) = self.state.try_lock()
+        if self.every_token
+            && let Ok(state) = self.state.try_lock()
             && let Some(choice) = state.choices.get(index)
         {
             if ends {
-                prefetch_end(choice.text.as_bytes());
-                prefetch_end(&choice.token_ids);
+                prefetch_end(choice.given.text.as_bytes());
+                prefetch_end(&choice.given.token_ids);
             } else {
                 prefetch(choice);
             }
         }
     }
 
-    /// Adds a token and the text that it completed. As with all that is added: whoever waits is still to be told.
-    pub(super) fn push(&self, index: usize, text: &str, token_id: u32, logprobs: Option<TokenLogprobs>) {
-        let mut state = self.lock();
-        let choice = &mut state.choices[index];
-        choice.text.push_str(text);
-        choice.token_ids.push(token_id);
-        choice.logprobs.extend(logprobs);
+    /// There is one more token.
+    pub(super) fn count_token(&self) {
+        self.tokens.store(self.tokens.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Adds what has come. As with all that is added: whoever waits is still to be told.
+    pub(super) fn push(&self, index: usize, news: &mut News) {
+        self.lock().choices[index].given.append(news);
     }
 
     /// Adds log-probabilities of the prompt.
@@ -190,11 +222,12 @@ impl Mailbox {
         }
     }
 
-    /// Ends a choice. Only the first end counts; there is no second, and nothing to do before it is told.
+    /// Ends a choice, with the rest of its answer. Only the first end counts; there is no second, and nothing to do before
+    /// it is told.
     pub(super) fn finish(
         &self,
         index: usize,
-        tail: &str,
+        rest: &mut News,
         finish: Finish,
         record: RequestRecord,
         before_told: impl FnOnce(),
@@ -202,7 +235,7 @@ impl Mailbox {
         let mut state = self.lock();
         if let Some(choice) = state.choices.get_mut(index).filter(|choice| choice.end.is_none()) {
             before_told();
-            choice.text.push_str(tail);
+            choice.given.append(rest);
             choice.end = Some((finish, Box::new(record)));
             state.unfinished -= 1;
         }
@@ -254,9 +287,9 @@ impl Mailbox {
         std::mem::take(&mut state.choices).into_iter().map(Choice::into_result).collect()
     }
 
-    /// Tokens that have arrived, over all choices.
+    /// Tokens that there are so far, over all choices.
     pub fn tokens(&self) -> usize {
-        self.lock().choices.iter().map(|choice| choice.token_ids.len()).sum()
+        self.tokens.load(Ordering::Relaxed)
     }
 }
 
@@ -302,19 +335,19 @@ impl State {
 
 impl Choice {
     fn has_news(&self) -> bool {
-        self.tokens_read < self.token_ids.len() || (self.end.is_some() && !self.end_read)
+        self.tokens_read < self.given.token_ids.len() || (self.end.is_some() && !self.end_read)
     }
 
     fn read(&mut self, index: usize) -> Update {
         let update = Update {
             index,
-            text: self.text[self.text_read..].to_owned(),
-            token_ids: self.token_ids[self.tokens_read..].to_vec(),
-            logprobs: self.logprobs.get(self.tokens_read..).unwrap_or_default().to_vec(),
+            text: self.given.text[self.text_read..].to_owned(),
+            token_ids: self.given.token_ids[self.tokens_read..].to_vec(),
+            logprobs: self.given.logprobs.get(self.tokens_read..).unwrap_or_default().to_vec(),
             finish: self.end.as_ref().map(|(finish, _)| finish.clone()),
         };
-        self.text_read = self.text.len();
-        self.tokens_read = self.token_ids.len();
+        self.text_read = self.given.text.len();
+        self.tokens_read = self.given.token_ids.len();
         self.end_read = self.end.is_some();
         update
     }
@@ -322,9 +355,9 @@ impl Choice {
     fn into_result(self) -> Option<ChoiceResult> {
         let (finish, record) = self.end?;
         Some(ChoiceResult {
-            text: self.text,
-            token_ids: self.token_ids,
-            logprobs: self.logprobs,
+            text: self.given.text,
+            token_ids: self.given.token_ids,
+            logprobs: self.given.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             logits: self.logits,
             finish,
@@ -337,19 +370,23 @@ impl Choice {
 mod tests {
     use super::*;
 
+    fn news(text: &str, token_ids: &[u32]) -> News {
+        News { text: text.into(), token_ids: token_ids.into(), logprobs: Vec::new() }
+    }
+
     #[test]
     fn whoever_waits_for_ever_hears_of_everything() {
         let mailbox = Arc::new(Mailbox::new(1, true, None));
         let engine = mailbox.clone();
         let thread = std::thread::spawn(move || {
             for token in 0..1000 {
-                engine.push(0, "x", token, None);
+                engine.push(0, &mut news("x", &[token]));
                 engine.tell();
                 if token % 100 == 0 {
                     std::thread::yield_now();
                 }
             }
-            engine.finish(0, "", Finish::Length, RequestRecord::default(), || {});
+            engine.finish(0, &mut news("", &[]), Finish::Length, RequestRecord::default(), || {});
             engine.tell();
         });
         let mut tokens = 0;
@@ -370,14 +407,14 @@ mod tests {
         mailbox.end_waiting(&Finish::Deadline, &record, |ended| told.push(ended));
         mailbox.end_waiting(&Finish::Cancelled, &record, |ended| told.push(ended));
         assert!(!mailbox.begin(1));
-        mailbox.finish(0, "", Finish::Length, record.clone(), || told.push(10));
-        mailbox.finish(0, "", Finish::Cancelled, record.clone(), || told.push(20));
+        mailbox.finish(0, &mut news("", &[]), Finish::Length, record.clone(), || told.push(10));
+        mailbox.finish(0, &mut news("", &[]), Finish::Cancelled, record.clone(), || told.push(20));
         assert_eq!(told, [1, 10], "the second one waited, the first one ran");
         let ends: Vec<_> = mailbox.take_results().into_iter().flatten().map(|choice| choice.finish).collect();
         assert_eq!(ends, [Finish::Length, Finish::Deadline]);
         // The engine thread may still have something to say about what has been taken.
         assert!(!mailbox.begin(1));
-        mailbox.finish(1, "late", Finish::Length, record, || panic!("it has ended"));
+        mailbox.finish(1, &mut news("late", &[]), Finish::Length, record, || panic!("it has ended"));
         assert!(mailbox.take_results().is_none() && mailbox.finished_within(Duration::ZERO));
     }
 
@@ -392,7 +429,7 @@ mod tests {
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let watched = || Arc::new(Mailbox::new(1, true, Some(count.clone() as Arc<dyn Wake>)));
         let (mailbox, mut touched) = (Arc::new(Mailbox::new(1, true, None)), Touched::default());
-        mailbox.push(0, "a", 1, None);
+        mailbox.push(0, &mut news("a", &[1]));
         touched.add(&mailbox);
         assert!(touched.mailboxes.is_empty(), "nobody waits");
         assert!(matches!(mailbox.next_within(Duration::from_secs(60)), Next::Update(update) if update.text == "a"));
@@ -402,10 +439,10 @@ mod tests {
             std::thread::yield_now();
         }
         // All of a step, and then once.
-        mailbox.push(0, "b", 2, None);
+        mailbox.push(0, &mut news("b", &[2]));
         touched.add(&mailbox);
-        mailbox.push(0, "c", 3, None);
-        mailbox.finish(0, "d", Finish::Length, RequestRecord::default(), || ());
+        mailbox.push(0, &mut news("c", &[3]));
+        mailbox.finish(0, &mut news("d", &[]), Finish::Length, RequestRecord::default(), || ());
         touched.add(&mailbox);
         [watched(), watched()].iter().for_each(|mailbox| touched.add(mailbox));
         assert_eq!(touched.mailboxes.len(), 1);

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use octavo_kernels::prefetch::prefetch;
+use octavo_kernels::prefetch::{prefetch, prefetch_end};
 
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, News};
 use super::session::Turn;
 use super::shared::Shared;
 use crate::execute::Drawn;
 use crate::observe::anatomy::RequestRecord;
-use crate::request::{Finish, Request, RequestId, SamplingParams, StopReason, Time};
+use crate::request::{Finish, Request, RequestId, StopReason, Time};
 use crate::stages::stream::TextStream;
 
 /// Everybody's way out.
@@ -37,10 +37,16 @@ impl Hasher for IdHasher {
 /// engine closed or died, or was gone already) ends it with an error.
 pub(super) struct Outlet {
     text: TextStream,
+    /// What the mailbox has not been given yet. A reader who wants only the end is given all of it then: until that, a token
+    /// takes no lock, and touches nothing besides this.
+    news: News,
     mailbox: Arc<Mailbox>,
     index: usize,
-    params: Arc<SamplingParams>,
-    end_token_ids: Arc<[u32]>,
+    /// Tokens that end it.
+    ends: Arc<[u32]>,
+    /// Their text, and that of a stop string, is shown.
+    shows_ends: bool,
+    min_tokens: usize,
     arrived: Time,
     /// Whose it is, and its priority: so its place was counted.
     user: Arc<str>,
@@ -50,7 +56,7 @@ pub(super) struct Outlet {
     stopped: Option<String>,
     ended: bool,
     /// Whose turn it is, if it is one of a session.
-    turn: Option<Turn>,
+    turn: Option<Box<Turn>>,
     shared: Arc<Shared>,
 }
 
@@ -66,17 +72,19 @@ impl Outlet {
     ) -> Self {
         Self {
             text,
+            news: News::default(),
             mailbox,
             index,
-            params: request.params.clone(),
-            end_token_ids: request.end_token_ids.clone(),
+            ends: request.ends(),
+            shows_ends: request.params.include_stop_str_in_output,
+            min_tokens: request.params.min_tokens,
             arrived: request.arrived,
             user: request.user.clone(),
             priority: request.priority,
             tokens: 0,
             stopped: None,
             ended: false,
-            turn,
+            turn: turn.map(Box::new),
             shared,
         }
     }
@@ -88,8 +96,9 @@ impl Outlet {
             0 => prefetch(self),
             1 => {
                 prefetch(&*self.mailbox);
-                prefetch(&*self.params);
-                prefetch(&*self.end_token_ids);
+                prefetch(&*self.ends);
+                prefetch_end(self.news.text.as_bytes());
+                prefetch_end(&self.news.token_ids);
                 self.text.prefetch(token_id, false);
             }
             2 => {
@@ -118,20 +127,21 @@ impl Outlet {
         if let Some(turn) = &mut self.turn {
             turn.push(drawn.token_id);
         }
+        self.news.token_ids.push(drawn.token_id);
+        self.news.logprobs.extend(drawn.logprobs);
         // A token that ends the generation leaves no text of its own (it cannot be drawn before `min_tokens`).
-        let silent = self.ends(drawn.token_id) && !self.params.include_stop_str_in_output;
-        let pushed = if silent { Default::default() } else { self.text.push(drawn.token_id, self.may_stop()) };
-        self.mailbox.push(self.index, &pushed.text, drawn.token_id, drawn.logprobs);
-        self.stopped.clone_from(&pushed.stopped);
-        pushed.stopped
+        if self.shows_ends || !self.ends.contains(&drawn.token_id) {
+            self.stopped = self.text.push(drawn.token_id, self.may_stop(), &mut self.news.text);
+        }
+        self.mailbox.count_token();
+        if self.mailbox.every_token() {
+            self.mailbox.push(self.index, &mut self.news);
+        }
+        self.stopped.clone()
     }
 
     fn may_stop(&self) -> bool {
-        self.tokens >= self.params.min_tokens
-    }
-
-    fn ends(&self, token_id: u32) -> bool {
-        self.end_token_ids.contains(&token_id) || self.params.stop_token_ids.contains(&token_id)
+        self.tokens >= self.min_tokens
     }
 
     /// Ends the choice and gives its place back, unless whoever waits for it has done so.
@@ -139,8 +149,8 @@ impl Outlet {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        let tail = self.text.finish(self.may_stop());
-        let finish = match (self.stopped.take(), tail.stopped, finish) {
+        let found = self.text.finish(self.may_stop(), &mut self.news.text);
+        let finish = match (self.stopped.take(), found, finish) {
             // A stop string found in a request's very last token: the scheduler had already ended it for its length.
             (Some(stop), _, Finish::Length) => Finish::Stop(StopReason::StopString(stop)),
             // Found in what the end settled, which was before any token that ended it.
@@ -151,7 +161,7 @@ impl Outlet {
             turn.finish(&finish);
         }
         let leave = || self.shared.door().leave(&self.user, self.priority);
-        self.mailbox.finish(self.index, &tail.text, finish, record, leave);
+        self.mailbox.finish(self.index, &mut self.news, finish, record, leave);
     }
 
     /// The call's mailbox.

@@ -285,12 +285,10 @@ impl Runner {
 
     /// As for the scheduler's sequences: what the step's tokens go through has left the caches since the last.
     fn prefetch_outlets(&self) {
+        let passed = self.scheduler.next_tokens().filter_map(|(id, token_id)| Some((self.outlets.get(&id)?, token_id)));
+        let passed: Vec<_> = passed.collect();
         for depth in Outlet::DEPTHS {
-            for (id, token_id) in self.scheduler.next_tokens() {
-                if let Some(outlet) = self.outlets.get(&id) {
-                    outlet.prefetch(token_id, depth);
-                }
-            }
+            passed.iter().for_each(|(outlet, token_id)| outlet.prefetch(*token_id, depth));
         }
     }
 }

@@ -181,6 +181,11 @@ impl KvCache {
         (table.len() + self.pool.available() / self.layout.groups()) * self.layout.block_size
     }
 
+    /// Whether the table is long enough for so many `tokens`, as it mostly is.
+    pub fn holds(&self, table: &BlockTable, tokens: usize) -> bool {
+        tokens <= table.len() * self.layout.block_size
+    }
+
     /// Makes the table long enough for `tokens`. Says no, and takes nothing, when there are not enough blocks.
     #[must_use]
     pub fn grow(&mut self, table: &mut BlockTable, tokens: usize, now: Time) -> bool {

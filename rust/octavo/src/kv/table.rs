@@ -1,6 +1,6 @@
 //! A sequence's blocks, in the order of its positions.
 
-use octavo_kernels::prefetch::{prefetch, prefetch_end};
+use octavo_kernels::prefetch::prefetch;
 
 use super::BlockId;
 
@@ -34,7 +34,6 @@ impl BlockTable {
     pub fn prefetch_blocks(&self) {
         for group in &self.groups {
             prefetch(&group.blocks[..]);
-            prefetch_end(&group.rents);
         }
     }
 

@@ -12,7 +12,6 @@ use crate::sequence::Sequence;
 pub fn assemble(batch: &mut Batch, running: &mut Running, layout: &KvLayout, now: Time) {
     let mut first_table_entry = 0;
     for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
-        sequence.entry = batch.entries.len();
         let (first_row, rows, context) = (batch.ids.len(), sequence.planned, sequence.computed + sequence.planned);
         batch.segments.push(Segment { first_row, rows, context, first_table_entry });
         first_table_entry += sequence.table.len();
@@ -41,16 +40,18 @@ fn entry(sequence: &Sequence) -> Entry {
     let end = sequence.computed + sequence.planned;
     let last = end == sequence.known();
     let gives_rows = sequence.gives_rows();
-    let prompt_next = match request.params.prompt_logprobs {
-        Some(_) if gives_rows => request.prompt[sequence.computed + 1..request.prompt.len().min(end + 1)].to_vec(),
-        _ => Vec::new(),
+    // Looked up only where it may be asked for: the parameters are not in the caches.
+    let prompt_logprobs = if gives_rows { request.params.prompt_logprobs } else { None };
+    let prompt_next = match prompt_logprobs {
+        Some(_) => request.prompt[sequence.computed + 1..request.prompt.len().min(end + 1)].to_vec(),
+        None => Vec::new(),
     };
     Entry {
         id: request.id,
         draw: (last && request.wanted == Wanted::Tokens).then(|| sequence.draw()),
         goes_on: sequence.generated.len() + 1 < sequence.most_new_tokens,
         guide: request.guide.clone(),
-        prompt_logprobs: request.params.prompt_logprobs.filter(|_| !prompt_next.is_empty()),
+        prompt_logprobs: prompt_logprobs.filter(|_| !prompt_next.is_empty()),
         prompt_next,
         logits: if gives_rows || request.wanted == Wanted::LastLogits {
             LogitRows::of(request.wanted, last)

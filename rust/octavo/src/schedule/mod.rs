@@ -222,7 +222,7 @@ impl Scheduler {
         self.pace.observe(flight.decoding, &flight.prompt_rows, flight.paced, now.since(since));
         self.committed = now;
         let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
-        let (rows, mut outputs) = (batch.rows(), output.entries);
+        let (rows, outputs) = (batch.rows(), output.entries);
         // The entries share the sequences' histories; those can only grow in place once the batch lets go of them.
         batch.clear();
         self.spare = batch;
@@ -232,8 +232,8 @@ impl Scheduler {
         let sequences = outputs.len();
         let generated = self.totals.tokens_generated;
         let Self { running, kv, events, totals, notes, .. } = self;
-        for sequence in running.iter_mut().filter(|sequence| sequence.planned > 0) {
-            let output = std::mem::take(&mut outputs[sequence.entry]);
+        // In the batch's order: whoever is in it kept its place, whatever came meanwhile.
+        for (sequence, output) in running.iter_mut().filter(|sequence| sequence.planned > 0).zip(outputs) {
             let gave_rows = sequence.gives_rows();
             sequence.advance(sequences, now);
             sequence.give_back_borrowed(kv, now);

@@ -64,13 +64,11 @@ impl Step<'_> {
         let work = sequence.work(rows);
         let begin = sequence.computed + sequence.planned;
         let end = begin + rows;
-        if self.room(index, end) < end {
+        let grows = !self.kv.holds(&sequence.table, end);
+        if grows && (self.room(index, end) < end || !self.kv.grow(&mut self.running[index].table, end, self.now)) {
             return false;
         }
         let sequence = &mut self.running[index];
-        if !self.kv.grow(&mut sequence.table, end, self.now) {
-            return false;
-        }
         sequence.planned += rows;
         self.rows_left -= rows;
         self.queue.users.charge(sequence.user, work);

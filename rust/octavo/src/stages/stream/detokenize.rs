@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::stages::tokenize::Tokenizer;
+use crate::stages::tokenize::{Tokenizer, settle_byte_run};
 
 /// An incremental decoder.
 pub(super) struct Detokenizer {
@@ -25,34 +25,42 @@ impl Detokenizer {
         self.tokenizer.prefetch(id, bytes);
     }
 
-    /// Takes a token; gives the text that it settles.
-    pub fn push(&mut self, id: u32) -> String {
-        if self.skip_special && self.tokenizer.is_special(id) {
-            return String::new();
+    /// Takes a token; adds what it settles to `text`.
+    pub fn push(&mut self, id: u32, text: &mut String) {
+        let Self { tokenizer, pending, .. } = self;
+        if self.skip_special && tokenizer.is_special(id) {
+            return;
         }
-        let tokenizer = Arc::clone(&self.tokenizer);
-        let Some(piece) = tokenizer.piece(id) else { return String::new() };
+        let Some(piece) = tokenizer.piece(id) else { return };
+        let begin = text.len();
         if !tokenizer.decodes_byte_runs() {
-            self.pending.extend_from_slice(piece);
-            let text = self.settle_characters();
-            return self.stripped(text);
+            match std::str::from_utf8(piece) {
+                // Nearly always.
+                Ok(whole) if pending.is_empty() => text.push_str(whole),
+                _ => {
+                    pending.extend_from_slice(piece);
+                    settle_characters(pending, text);
+                }
+            }
+        } else if tokenizer.is_byte(id) {
+            pending.extend_from_slice(piece);
+        } else {
+            settle_byte_run(pending, text);
+            text.push_str(&String::from_utf8_lossy(piece));
         }
-        if tokenizer.is_byte(id) {
-            self.pending.extend_from_slice(piece);
-            return String::new();
-        }
-        let text = self.settle_byte_run() + &String::from_utf8_lossy(piece);
-        self.stripped(text)
+        self.strip_space(text, begin);
     }
 
-    /// The rest, with U+FFFD for what is incomplete.
-    pub fn finish(&mut self) -> String {
-        let text = if self.tokenizer.decodes_byte_runs() {
-            self.settle_byte_run()
+    /// No more tokens come: adds the rest to `text`, with U+FFFD for what is incomplete.
+    pub fn finish(&mut self, text: &mut String) {
+        let begin = text.len();
+        if self.tokenizer.decodes_byte_runs() {
+            settle_byte_run(&mut self.pending, text);
         } else {
-            String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
-        };
-        self.stripped(text)
+            text.push_str(&String::from_utf8_lossy(&self.pending));
+            self.pending.clear();
+        }
+        self.strip_space(text, begin);
     }
 
     /// What an unsettled run of byte tokens would be, should it end after the last whole character. `None`: it is broken.
@@ -65,43 +73,32 @@ impl Detokenizer {
         .map(|text| if self.strip { text.strip_prefix(' ').unwrap_or(text) } else { text })
     }
 
-    /// Whole characters, and a U+FFFD for every maximal part that can no longer become one.
-    fn settle_characters(&mut self) -> String {
-        // Nearly always all of it is.
-        match String::from_utf8(std::mem::take(&mut self.pending)) {
-            Ok(text) => return text,
-            Err(broken) => self.pending = broken.into_bytes(),
-        }
-        let mut text = String::new();
-        let mut rest = &self.pending[..];
-        for chunk in self.pending.utf8_chunks() {
-            let invalid = chunk.invalid();
-            text.push_str(chunk.valid());
-            rest = &rest[chunk.valid().len()..];
-            // Only the last chunk can be a character that has merely not ended yet.
-            if invalid.is_empty() || (invalid.len() == rest.len() && is_incomplete(invalid)) {
-                break;
-            }
-            text.push('\u{FFFD}');
-            rest = &rest[invalid.len()..];
-        }
-        self.pending = rest.to_vec();
-        text
-    }
-
-    fn settle_byte_run(&mut self) -> String {
-        crate::stages::tokenize::settle_byte_run(&mut self.pending)
-    }
-
-    fn stripped(&mut self, mut text: String) -> String {
-        if self.strip && !text.is_empty() {
+    /// The first text may begin at `begin` with a space that the tokenizer put there.
+    fn strip_space(&mut self, text: &mut String, begin: usize) {
+        if self.strip && text.len() > begin {
             self.strip = false;
-            if text.starts_with(' ') {
-                text.remove(0);
+            if text[begin..].starts_with(' ') {
+                text.remove(begin);
             }
         }
-        text
     }
+}
+
+/// Adds the whole characters of `pending`, and a U+FFFD for every maximal part that can no longer become one.
+fn settle_characters(pending: &mut Vec<u8>, text: &mut String) {
+    let mut settled = 0;
+    for chunk in pending.utf8_chunks() {
+        let invalid = chunk.invalid();
+        text.push_str(chunk.valid());
+        settled += chunk.valid().len();
+        // Only the last chunk can be a character that has merely not ended yet.
+        if invalid.is_empty() || (settled + invalid.len() == pending.len() && is_incomplete(invalid)) {
+            break;
+        }
+        text.push('\u{FFFD}');
+        settled += invalid.len();
+    }
+    pending.drain(..settled);
 }
 
 /// Whether these bytes, which are not UTF-8, are the beginning of a character.

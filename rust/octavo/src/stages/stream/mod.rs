@@ -8,4 +8,4 @@ mod detokenize; // ids → settled text
 mod stop; // looks for stop strings
 mod text; // both, for one request
 
-pub use text::{Pushed, StreamParams, TextStream};
+pub use text::{StreamParams, TextStream};

@@ -58,11 +58,6 @@ impl StopMatcher {
         Self { progress: vec![0; strings.len()], strings }
     }
 
-    /// Whether there is nothing to look for.
-    pub fn is_empty(&self) -> bool {
-        self.strings.is_empty()
-    }
-
     /// Takes the next part. Stops at the first byte that completes a string (the longest, if it completes several), unless
     /// it may not stop.
     pub fn feed(&mut self, part: &str, may_stop: bool) -> Option<Match> {

@@ -20,25 +20,22 @@ pub struct StreamParams {
     pub continues_text: bool,
 }
 
-/// What a token brought.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pushed {
-    /// New text, perhaps none. Never part of a stop string.
-    pub text: String,
-    /// The stop string that has appeared. The text is complete then.
-    pub stopped: Option<String>,
-}
-
 /// Turns the tokens of one request into text.
 pub struct TextStream {
     detokenizer: Detokenizer,
+    /// `None`: there are no stop strings.
+    search: Option<Box<Search>>,
+    done: bool,
+}
+
+/// The search for stop strings.
+struct Search {
     stops: Vec<String>,
     include_stop: bool,
     matcher: StopMatcher,
     /// Settled text that may turn out to begin a stop string.
     held: String,
     ahead: Option<Ahead>,
-    done: bool,
 }
 
 /// The search continued into text that is not settled. Stopping settles it, so a stop string in it counts at once.
@@ -50,23 +47,13 @@ struct Ahead {
     pardoned: usize,
 }
 
-impl Ahead {
-    fn new(matcher: &StopMatcher) -> Self {
-        Self { matcher: matcher.clone(), searched: 0, pardoned: 0 }
-    }
-}
-
 impl TextStream {
     /// A stream at its beginning.
     pub fn new(tokenizer: Arc<Tokenizer>, params: StreamParams) -> Self {
         let StreamParams { stop, include_stop, skip_special, continues_text } = params;
         Self {
             detokenizer: Detokenizer::new(tokenizer, skip_special, continues_text),
-            matcher: StopMatcher::new(&stop),
-            stops: stop,
-            include_stop,
-            held: String::new(),
-            ahead: None,
+            search: (!stop.is_empty()).then(|| Box::new(Search::new(stop, include_stop))),
             done: false,
         }
     }
@@ -76,34 +63,56 @@ impl TextStream {
         self.detokenizer.prefetch(id, bytes);
     }
 
-    /// Takes the next token. Without `may_stop` a stop string that it completes is text like any other.
-    pub fn push(&mut self, id: u32, may_stop: bool) -> Pushed {
+    /// Takes the next token, and adds new text to `text`, perhaps none and never part of a stop string. Returns the stop
+    /// string that has appeared; the text is complete then. Without `may_stop` it is text like any other.
+    pub fn push(&mut self, id: u32, may_stop: bool, text: &mut String) -> Option<String> {
         if self.done {
-            return Pushed::default();
+            return None;
         }
-        let settled = self.detokenizer.push(id);
-        if self.matcher.is_empty() {
-            return Pushed { text: settled, stopped: None };
+        let Some(search) = &mut self.search else {
+            self.detokenizer.push(id, text);
+            return None;
+        };
+        let mut settled = String::new();
+        self.detokenizer.push(id, &mut settled);
+        let found = search.settle(&settled, may_stop);
+        match found.or_else(|| search.look_ahead(self.detokenizer.unsettled(), may_stop)) {
+            Some((index, end)) => {
+                self.done = true;
+                Some(search.stop(index, end, text))
+            }
+            None => {
+                let certain = search.held.len() - search.matcher.held_back();
+                text.push_str(&search.held[..certain]);
+                search.held.drain(..certain);
+                None
+            }
         }
-        if let Some((index, end)) = self.settle(&settled, may_stop).or_else(|| self.look_ahead(may_stop)) {
-            return self.stop(index, end);
-        }
-        let keep = self.matcher.held_back();
-        let text = self.held.drain(..self.held.len() - keep).collect();
-        Pushed { text, stopped: None }
     }
 
     /// No more tokens come: the rest of the text. Bytes that stay broken settle only now, so a stop string (one with
     /// U+FFFD in it) may still appear; `may_stop` as for the last token.
-    pub fn finish(&mut self, may_stop: bool) -> Pushed {
+    pub fn finish(&mut self, may_stop: bool, text: &mut String) -> Option<String> {
         if std::mem::replace(&mut self.done, true) {
-            return Pushed::default();
+            return None;
         }
-        let settled = self.detokenizer.finish();
-        if let Some((index, end)) = self.settle(&settled, may_stop) {
-            return self.stop(index, end);
+        let Some(search) = &mut self.search else {
+            self.detokenizer.finish(text);
+            return None;
+        };
+        let mut settled = String::new();
+        self.detokenizer.finish(&mut settled);
+        if let Some((index, end)) = search.settle(&settled, may_stop) {
+            return Some(search.stop(index, end, text));
         }
-        Pushed { text: std::mem::take(&mut self.held), stopped: None }
+        text.push_str(&std::mem::take(&mut search.held));
+        None
+    }
+}
+
+impl Search {
+    fn new(stops: Vec<String>, include_stop: bool) -> Self {
+        Self { matcher: StopMatcher::new(&stops), stops, include_stop, held: String::new(), ahead: None }
     }
 
     /// Takes settled text into `held`. Returns which stop string it completes, and where in `held` that ends.
@@ -120,9 +129,11 @@ impl TextStream {
     }
 
     /// Looks for stop strings in unsettled text; if one is there, takes that text into `held`.
-    fn look_ahead(&mut self, may_stop: bool) -> Option<(usize, usize)> {
-        let unsettled = self.detokenizer.unsettled().filter(|text| !text.is_empty())?;
-        let ahead = self.ahead.get_or_insert_with(|| Ahead::new(&self.matcher));
+    fn look_ahead(&mut self, unsettled: Option<&str>, may_stop: bool) -> Option<(usize, usize)> {
+        let unsettled = unsettled.filter(|text| !text.is_empty())?;
+        let matcher = &self.matcher;
+        let new = || Ahead { matcher: matcher.clone(), searched: 0, pardoned: 0 };
+        let ahead = self.ahead.get_or_insert_with(new);
         let found = ahead.matcher.feed(&unsettled[ahead.searched..], may_stop);
         let end = found.map(|found| self.held.len() + ahead.searched + found.end);
         ahead.searched = unsettled.len();
@@ -135,12 +146,11 @@ impl TextStream {
         found.map(|found| found.index).zip(end)
     }
 
-    /// The stop string `index` ends at byte `end` of the held text.
-    fn stop(&mut self, index: usize, end: usize) -> Pushed {
-        self.done = true;
+    /// The stop string `index` ends at byte `end` of the held text: adds the last of the text, and says which string it is.
+    fn stop(&mut self, index: usize, end: usize, text: &mut String) -> String {
         let stop = self.stops[index].clone();
-        let mut text = std::mem::take(&mut self.held);
-        text.truncate(if self.include_stop { end } else { end - stop.len() });
-        Pushed { text, stopped: Some(stop) }
+        let held = std::mem::take(&mut self.held);
+        text.push_str(&held[..if self.include_stop { end } else { end - stop.len() }]);
+        stop
     }
 }

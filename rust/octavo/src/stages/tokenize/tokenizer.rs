@@ -175,11 +175,12 @@ impl Tokenizer {
             if self.is_byte(id) {
                 run.extend_from_slice(piece);
             } else {
-                text.push_str(&settle_byte_run(&mut run));
+                settle_byte_run(&mut run, &mut text);
                 text.push_str(&String::from_utf8_lossy(piece));
             }
         }
-        text + &settle_byte_run(&mut run)
+        settle_byte_run(&mut run, &mut text);
+        text
     }
 
     /// Ids → bytes, control tokens included.
@@ -266,9 +267,13 @@ impl Tokenizer {
     }
 }
 
-/// The text of a run of byte tokens, which is emptied.
-pub(crate) fn settle_byte_run(run: &mut Vec<u8>) -> String {
-    String::from_utf8(std::mem::take(run)).unwrap_or_else(|broken| "\u{FFFD}".repeat(broken.as_bytes().len()))
+/// Adds the text of a run of byte tokens, which is emptied, to `text`.
+pub(crate) fn settle_byte_run(run: &mut Vec<u8>, text: &mut String) {
+    match std::str::from_utf8(run) {
+        Ok(whole) => text.push_str(whole),
+        Err(_) => text.extend(run.iter().map(|_| '\u{FFFD}')),
+    }
+    run.clear();
 }
 
 #[cfg(test)]

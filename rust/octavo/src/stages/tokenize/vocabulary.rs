@@ -1,7 +1,5 @@
 //! The names of all tokens and the bytes they stand for.
 
-use std::ops::Range;
-
 use octavo_kernels::prefetch::prefetch;
 
 /// What a token is. GGUF has numbers for these; a Hugging Face folder says it in other words.
@@ -24,10 +22,20 @@ pub(super) enum Kind {
 /// Names, bytes and kinds by id, and ids by name. Everything lies in a few flat arrays.
 pub(super) struct Vocabulary {
     names: Arena,
-    pieces: Arena,
-    kinds: Vec<Kind>,
+    /// What the tokens stand for, end to end.
+    bytes: Vec<u8>,
+    tokens: Vec<Token>,
     /// Open addressing with linear probing: ids, or [`EMPTY`]. A power of two, at most half full.
     slots: Vec<u32>,
+}
+
+/// What streaming asks of a token, side by side: after a step of the model nothing of it is in the caches.
+#[derive(Clone, Copy)]
+struct Token {
+    /// Where its bytes begin.
+    start: usize,
+    len: u32,
+    kind: Kind,
 }
 
 const EMPTY: u32 = u32::MAX;
@@ -37,19 +45,19 @@ impl Vocabulary {
     pub fn with_capacity(tokens: usize) -> Self {
         Self {
             names: Arena::with_capacity(tokens),
-            pieces: Arena::with_capacity(tokens),
-            kinds: Vec::with_capacity(tokens),
+            bytes: Vec::with_capacity(8 * tokens),
+            tokens: Vec::with_capacity(tokens),
             slots: vec![EMPTY; (2 * tokens).next_power_of_two().max(16)],
         }
     }
 
     /// Adds the next token. A name that was there before now leads to the new id; an empty one leads nowhere.
     pub fn push(&mut self, name: &str, piece: &[u8], kind: Kind) {
-        let id = self.kinds.len() as u32;
+        let id = self.len() as u32;
         self.names.push(name.as_bytes());
-        self.pieces.push(piece);
-        self.kinds.push(kind);
-        if 2 * self.kinds.len() > self.slots.len() {
+        self.tokens.push(Token { start: self.bytes.len(), len: piece.len() as u32, kind });
+        self.bytes.extend_from_slice(piece);
+        if 2 * self.len() > self.slots.len() {
             self.rehash();
         } else if !name.is_empty() {
             let slot = self.slot(name.as_bytes());
@@ -59,7 +67,7 @@ impl Vocabulary {
 
     fn rehash(&mut self) {
         self.slots = vec![EMPTY; 2 * self.slots.len()];
-        for id in 0..self.kinds.len() as u32 {
+        for id in 0..self.len() as u32 {
             if !self.names.get(id).is_empty() {
                 let slot = self.slot(self.names.get(id));
                 self.slots[slot] = id;
@@ -79,7 +87,7 @@ impl Vocabulary {
 
     /// Number of ids.
     pub fn len(&self) -> usize {
-        self.kinds.len()
+        self.tokens.len()
     }
 
     /// The id of the token that the model file calls `name`.
@@ -90,33 +98,27 @@ impl Vocabulary {
     /// What the model file calls it.
     pub fn name(&self, id: u32) -> Option<&str> {
         // Names come from `str`s.
-        self.contains(id).then(|| std::str::from_utf8(self.names.get(id)).unwrap_or_default())
+        ((id as usize) < self.len()).then(|| std::str::from_utf8(self.names.get(id)).unwrap_or_default())
     }
 
     /// Asks the memory for what a token is and where its `bytes` are, or for these.
     pub fn prefetch(&self, id: u32, bytes: bool) {
-        match (self.contains(id), bytes) {
-            (false, _) => {}
-            (true, true) => prefetch(self.pieces.get(id)),
-            (true, false) => {
-                prefetch(&self.kinds[id as usize]);
-                prefetch(&self.pieces.ends[(id as usize).saturating_sub(1)..=id as usize]);
-            }
-        }
+        let Some(token) = self.tokens.get(id as usize) else { return };
+        if bytes { prefetch(self.bytes_of(token)) } else { prefetch(token) }
     }
 
     /// The bytes it stands for.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
-        self.contains(id).then(|| self.pieces.get(id))
+        self.tokens.get(id as usize).map(|token| self.bytes_of(token))
     }
 
     /// What it is; ids outside the vocabulary are unused.
     pub fn kind(&self, id: u32) -> Kind {
-        self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
+        self.tokens.get(id as usize).map_or(Kind::Unused, |token| token.kind)
     }
 
-    fn contains(&self, id: u32) -> bool {
-        (id as usize) < self.kinds.len()
+    fn bytes_of(&self, token: &Token) -> &[u8] {
+        &self.bytes[token.start..][..token.len as usize]
     }
 }
 
@@ -148,14 +150,10 @@ impl Arena {
         self.ends.push(self.bytes.len());
     }
 
-    fn range(&self, id: u32) -> Range<usize> {
+    fn get(&self, id: u32) -> &[u8] {
         let index = id as usize;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        start..self.ends[index]
-    }
-
-    fn get(&self, id: u32) -> &[u8] {
-        &self.bytes[self.range(id)]
+        &self.bytes[start..self.ends[index]]
     }
 }
 
