@@ -11,6 +11,7 @@ use super::{
     gated,
     isa::Isa,
     linear::{self, GatedMlp},
+    memory::Arena,
     norm::{ResidualNorm, RmsNorm, RmsNormColumns},
     pack::{Matrix, Successor},
     pool::{Pool, SharedSlice},
@@ -39,6 +40,8 @@ pub struct CpuBackend {
     pool: Pool,
     limits: StepLimits,
     step: Step,
+    /// For matrices.
+    weights: Arena,
     /// Of a product, and of the second of two.
     activations: [Activations; 2],
     /// Most rows of a product, and most inputs of one whose weights are blocks.
@@ -89,6 +92,7 @@ impl CpuBackend {
             pool,
             limits,
             step,
+            weights: Arena::default(),
             activations,
             product,
             last_matrix: None,
@@ -140,7 +144,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrix(&mut self, parts: &[Weight<'_>]) -> Result<Matrix> {
-        let matrix = Matrix::pack(&mut self.pool, parts)?;
+        let matrix = Matrix::pack(&mut self.pool, &mut self.weights, parts)?;
         if matrix.has_blocks() {
             self.product.1 = self.product.1.max(matrix.inputs());
             self.room_for_products()?;

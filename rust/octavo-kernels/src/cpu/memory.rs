@@ -1,6 +1,8 @@
 //! Memory: zeroed, aligned, in huge pages where there are some.
 
-use memmap2::MmapMut;
+use std::sync::Arc;
+
+use memmap2::{MmapMut, MmapRaw};
 
 use crate::{BackendError, Result};
 
@@ -21,7 +23,8 @@ pub enum Pages {
 
 /// Zeroed bytes that begin at a multiple of 64 (and much more). Pages are taken when first touched.
 pub struct Memory {
-    map: MmapMut,
+    /// Nobody else has a `Memory` that overlaps with this one.
+    map: Arc<MmapRaw>,
     start: usize,
     len: usize,
 }
@@ -42,17 +45,54 @@ impl Memory {
         }
         #[cfg(not(target_os = "linux"))]
         let _ = pages; // others choose by themselves
-        Ok(Self { map, start, len })
+        Ok(Self { map: Arc::new(map.into()), start, len })
     }
 
     /// All of it.
     pub fn bytes(&self) -> &[u8] {
-        &self.map[self.start..][..self.len]
+        // SAFETY: inside of the map, which lives as long, and whoever writes it has this `Memory` to himself.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.start), self.len) }
     }
 
     /// All of it, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.map[self.start..][..self.len]
+        // SAFETY: as above; nobody else has a part of it.
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(self.start), self.len) }
+    }
+
+    /// Takes the first `len` bytes off; `None`: there are not so many.
+    fn split_off_front(&mut self, len: usize) -> Option<Self> {
+        let rest = self.len.checked_sub(len)?;
+        let front = Self { map: self.map.clone(), start: self.start, len };
+        (self.start, self.len) = (self.start + len, rest);
+        Some(front)
+    }
+}
+
+/// Memory for what is kept as long as each other, side by side: most matrices of a small model are smaller than a huge page.
+#[derive(Default)]
+pub struct Arena {
+    rest: Option<Memory>,
+}
+
+/// What an arena takes at once, at least. What nothing is written to costs nothing.
+const ARENA: usize = 32 << 20;
+
+impl Arena {
+    /// Takes `len` bytes for `what`, which come back when all that was taken is dropped.
+    pub fn take(&mut self, what: &'static str, len: usize) -> Result<Memory> {
+        let room = len.checked_next_multiple_of(64).ok_or(BackendError::OutOfMemory { what, bytes: len })?;
+        let memory = match self.rest.as_mut().and_then(|rest| rest.split_off_front(room)) {
+            Some(memory) => memory,
+            None if room >= ARENA => Memory::new(what, room, Pages::Huge)?,
+            None => {
+                let mut more = Memory::new(what, ARENA, Pages::Huge)?;
+                let memory = more.split_off_front(room).expect("it is larger");
+                self.rest = Some(more);
+                memory
+            }
+        };
+        Ok(Memory { len, ..memory })
     }
 }
 
@@ -143,5 +183,20 @@ mod tests {
             }
         }
         assert!(matches!(Memory::new("a test", usize::MAX, Pages::Huge), Err(BackendError::OutOfMemory { .. })));
+    }
+
+    #[test]
+    fn what_an_arena_gives_does_not_overlap_and_outlives_it() {
+        let mut arena = Arena::default();
+        let lens = [1, 64, 0, 4097, HUGE_PAGE + 3, ARENA - 64, ARENA, ARENA + 1, 100];
+        let mut all: Vec<Memory> = lens.iter().map(|&len| arena.take("a test", len).unwrap()).collect();
+        assert!(matches!(arena.take("a test", usize::MAX), Err(BackendError::OutOfMemory { .. })));
+        drop(arena);
+        for (i, (memory, len)) in all.iter_mut().zip(lens).enumerate() {
+            assert_eq!((memory.bytes().len(), memory.bytes().as_ptr().align_offset(64)), (len, 0));
+            assert!(memory.bytes().iter().all(|&b| b == 0), "{i} is somebody else's");
+            memory.bytes_mut().fill(1 + i as u8);
+        }
+        assert!(all.iter().enumerate().all(|(i, memory)| memory.bytes().iter().all(|&b| b == 1 + i as u8)));
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::{bf16, f16};
 
 use super::format::{BLOCK, Codes, Format, LANES, Scales, with_format};
-use super::memory::{Memory, Pages, Plain, cast, cast_mut};
+use super::memory::{Arena, Memory, Plain, cast, cast_mut};
 use super::pool::Pool;
 use crate::{BackendError, DType, Result, Weight, convert};
 
@@ -67,7 +67,7 @@ pub(crate) struct Part {
 
 impl Matrix {
     /// Packs `parts` one after another, on all threads.
-    pub fn pack(pool: &mut Pool, parts: &[Weight<'_>]) -> Result<Self> {
+    pub fn pack(pool: &mut Pool, arena: &mut Arena, parts: &[Weight<'_>]) -> Result<Self> {
         let inputs = parts.first().map_or(0, |part| part.cols);
         let mut places = Vec::new();
         let (mut bytes, mut first_output, mut first_tile) = (0, 0, 0);
@@ -81,7 +81,7 @@ impl Matrix {
             first_output += outputs;
             first_tile += tiles;
         }
-        let mut memory = Memory::new("weights", bytes, Pages::Huge)?;
+        let mut memory = arena.take("weights", bytes)?;
         for (number, (part, weight)) in places.iter().zip(parts).enumerate() {
             let bytes = &mut memory.bytes_mut()[part.start..][..part.tiles * part.tile_bytes];
             // The first row that cannot be converted; none: past the end.

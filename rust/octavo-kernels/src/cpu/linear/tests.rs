@@ -3,9 +3,14 @@
 use half::{bf16, f16};
 
 use super::*;
+use crate::cpu::memory::Arena;
 use crate::reference::dequantise::dequantise;
 use crate::reference::linear::{Int8Row, dot, dot_int8};
 use crate::{BackendError, DType, Weight};
+
+fn pack(pool: &mut Pool, parts: &[Weight<'_>]) -> crate::Result<Matrix> {
+    Matrix::pack(pool, &mut Arena::default(), parts)
+}
 
 const ROW_COUNTS: [usize; 12] = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, 64];
 const MOST_ROWS: usize = 64;
@@ -143,7 +148,7 @@ fn check(pools: &mut [Pool], seed: u64, cols: usize, parts: &[(DType, usize)]) {
     let outputs: usize = parts.iter().map(|part| part.1).sum();
     let bias = seed.is_multiple_of(2).then(|| random.floats(outputs));
     let want = stored.product(&x, bias.as_deref());
-    let matrix = Matrix::pack(&mut pools[seed as usize % 2], &stored.weights()).unwrap();
+    let matrix = pack(&mut pools[seed as usize % 2], &stored.weights()).unwrap();
     for isa in Isa::available() {
         for (i, rows) in ROW_COUNTS.into_iter().enumerate() {
             let pool = &mut pools[(i + seed as usize) % 3];
@@ -203,7 +208,7 @@ fn many_blocks_of_rows_are_the_rows_alone() {
     let stored = Stored::random(random, cols, &[(DType::Q4_1, 20), (DType::F16, 20)]);
     let x = random.activations(MOST_ROWS, cols);
     let [pool, other, _] = &mut pools();
-    let matrix = Matrix::pack(pool, &stored.weights()).unwrap();
+    let matrix = pack(pool, &stored.weights()).unwrap();
     let together = fast(Isa::best(), other, &matrix, &x, None, MOST_ROWS);
     for (row, want) in together.chunks(40).enumerate() {
         let alone = fast(Isa::best(), pool, &matrix, &x[row * cols..], None, 1);
@@ -217,7 +222,7 @@ fn rows_come_back_as_the_file_has_them_and_take_no_more_room() {
     for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_native()) {
         let cols = 3 * dtype.block_len().max(32);
         let stored = Stored::random(&mut Random(5000), cols, &[(DType::F32, 5), (dtype, 32)]);
-        let matrix = Matrix::pack(pool, &stored.weights()).unwrap();
+        let matrix = pack(pool, &stored.weights()).unwrap();
         for (row, (dtype, bytes)) in stored.rows().enumerate() {
             let (mut got, mut want) = (vec![f32::NAN; cols], vec![0.0; cols]);
             matrix.row(row, &mut got);
@@ -225,7 +230,7 @@ fn rows_come_back_as_the_file_has_them_and_take_no_more_room() {
             assert_bits(&got, &want, cols, format_args!("{} row {row}", dtype.name()));
         }
         let big = Stored::random(&mut Random(5001), 1024, &[(dtype, 64)]);
-        let (packed, file) = (Matrix::pack(pool, &big.weights()).unwrap().bytes(), big.parts[0].2.len());
+        let (packed, file) = (pack(pool, &big.weights()).unwrap().bytes(), big.parts[0].2.len());
         // Only their scales are wider than in the file: nibbles and six bits become bytes.
         let most = if matches!(dtype, DType::Q2_K | DType::Q3_K) { 120 } else { 105 };
         assert!(packed * 100 <= file * most, "{}: {packed} bytes for {file}", dtype.name());
@@ -237,7 +242,7 @@ fn rows_come_back_as_the_file_has_them_and_take_no_more_room() {
 fn an_embedding_is_its_row_times_the_scale() {
     let [_, pool, _] = &mut pools();
     let stored = Stored::random(&mut Random(6000), 256, &[(DType::Q6_K, 37)]);
-    let matrix = Matrix::pack(pool, &stored.weights()).unwrap();
+    let matrix = pack(pool, &stored.weights()).unwrap();
     let ids = [36, 0, 15, 16, 36];
     for scale in [1.0, 16.0, 0.3] {
         let mut got = vec![f32::NAN; ids.len() * 256];
@@ -260,12 +265,12 @@ fn a_weight_that_cannot_be_converted_names_its_row() {
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let weight = Weight { dtype: DType::F32, rows: 40, cols: 64, bytes: &bytes, run_as: DType::F16 };
     let fine = Weight { run_as: DType::BF16, ..weight };
-    match Matrix::pack(pool, &[fine, weight]).map(|matrix| matrix.bytes()) {
+    match pack(pool, &[fine, weight]).map(|matrix| matrix.bytes()) {
         Err(BackendError::OutOfRange { part: 1, row: 20, run_as: DType::F16 }) => {}
         other => panic!("{other:?}"),
     }
     for run_as in [DType::Q4_0, DType::IQ4_NL, DType::Q8_16] {
-        let message = Matrix::pack(pool, &[Weight { run_as, ..weight }]).map(|_| ()).unwrap_err().to_string();
+        let message = pack(pool, &[Weight { run_as, ..weight }]).map(|_| ()).unwrap_err().to_string();
         assert!(message.contains(&format!("of F32 cannot be run as {}", run_as.name())), "{message}");
     }
 }
@@ -274,12 +279,12 @@ fn a_weight_that_cannot_be_converted_names_its_row() {
 fn a_weight_that_does_not_fit_is_refused() {
     let [pool, ..] = &mut pools();
     let bytes = vec![0; 18 * 4];
-    let refused = |pool: &mut Pool, parts: &[Weight<'_>]| match Matrix::pack(pool, parts) {
+    let refused = |pool: &mut Pool, parts: &[Weight<'_>]| match pack(pool, parts) {
         Err(BackendError::BadWeight(message)) => message,
         other => panic!("{:?}", other.map(|matrix| matrix.bytes())),
     };
     let weight = Weight { dtype: DType::Q4_0, rows: 2, cols: 64, bytes: &bytes, run_as: DType::Q4_0 };
-    assert_eq!(Matrix::pack(pool, &[weight]).unwrap().outputs(), 2);
+    assert_eq!(pack(pool, &[weight]).unwrap().outputs(), 2);
     assert!(refused(pool, &[Weight { rows: 3, ..weight }]).contains("108 bytes, not 72"));
     assert!(refused(pool, &[Weight { cols: 48, ..weight }]).contains("48 is not a multiple of 32"));
     assert!(refused(pool, &[Weight { rows: usize::MAX, ..weight }]).contains("Q4_0"));
