@@ -130,7 +130,7 @@ impl Ticket {
         }
     }
 
-    /// The call that it is of.
+    /// The call that it is of: what other prompts of the same list go on with.
     #[getter]
     fn call(&self) -> PyResult<u64> {
         Ok(self.ticket.get()?.call().0)
