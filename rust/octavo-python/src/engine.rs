@@ -51,6 +51,8 @@ impl Engine {
         Ok(self.0.anywhere().map(|engine| Facts::from(engine.facts())))
     }
 
+    /// ``call``: the :attr:`Ticket.call` that it goes on with, as prompts of one list do. ``more``: another follows
+    /// at once, for which an engine that has nothing to do waits.
     #[pyo3(signature = (prompt, params, options, *, wanted="tokens", score_from=None, every_token=false, waker=None,
         session=None, call=None, more=false))]
     #[expect(clippy::too_many_arguments, reason = "a call has these")]
