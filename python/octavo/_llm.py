@@ -70,7 +70,7 @@ class LLM:
         itl_target_ms: Milliseconds between two tokens of a running request that others' prompts may stretch a step to:
             prompts are read in chunks that fit, with so much room to spare that the 99th percentile keeps to it. Where
             decoding alone takes about as long, prompts get a ninth of the time, and where it takes much longer, half of
-            it. The prompts of a list take all of a step while nobody else is there. ``None``: all prompts do.
+            it. A list alone takes three times as much for its own. ``None``: prompts take all of a step.
         enable_prefix_caching: Share the blocks of equal prompt beginnings.
         threads: Worker threads; ``None``: the cores this process may use.
         seed: Seed of requests that bring none.
@@ -393,7 +393,11 @@ class LLM:
 
         def submit(i: int, **how: Any) -> Ticket:
             before, after = pairs[i]
-            return self._engine.submit(before + after, params, options, wanted="scores", score_from=len(before), **how)
+            how |= {"wanted": "scores", "score_from": len(before)}
+            try:
+                return self._engine.submit(before + after, params, options, **how)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"continuations[{i}]: {error}") from None
 
         return run_batch(submit, Score.of, [1] * len(pairs), self._window, self._progress, "score", "continuation")
 

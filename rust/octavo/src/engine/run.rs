@@ -148,6 +148,9 @@ impl Runner {
         let begun = self.shared.now();
         while self.more && self.scheduler.could_do_more() {
             let left = GATHERING.saturating_sub(Duration::from_nanos(self.shared.now().since(begun)));
+            if left.is_zero() {
+                break;
+            }
             let flow = match self.inbox.recv_timeout(left) {
                 Ok(message) => self.apply(message),
                 Err(RecvTimeoutError::Timeout) => break,

@@ -173,7 +173,11 @@ impl Scheduler {
         let decoding = self.config.max_num_batched_tokens - step.rows_left;
         // The target is about others' prompts. A list's own are no others': they hold nobody up who has not asked for them.
         let paced = self.calls.len() > 1;
-        step.prompt_ns_left = if paced { self.pace.prompt_ns(decoding) } else { f64::INFINITY };
+        step.prompt_ns_left = match step.running.len() + step.queue.len() {
+            _ if paced => self.pace.prompt_ns(decoding),
+            0 | 1 => f64::INFINITY,
+            _ => self.pace.own_prompt_ns(decoding),
+        };
         prefill::read_oldest(&mut step);
         let mut reason = prefill::admit(&mut step, prefill::Rule::Whole);
         if reason == Some(QueueReason::Budget) {

@@ -33,6 +33,9 @@ const LEAST_PART: f64 = 1.0 / 3.0;
 const TIGHTER: f64 = 0.9;
 /// And when it was not. So many of these make up for one of the others: ln 0.9 / ln 1.0005.
 const LOOSER: f64 = 1.0005;
+/// In steps of one call alone its own prompts take at most so many targets, or of what decoding takes: whoever comes meanwhile
+/// waits for the step under way.
+const LONGEST_OWN: f64 = 3.0;
 /// However little the target leaves, prompts get this part of what decoding takes: a ninth of the time.
 const LEAST_SHARE: f64 = 0.125;
 /// Up to so many tokens before it, a row costs about the same.
@@ -133,6 +136,12 @@ impl Pace {
         if self.target.is_some() && decoding > 0 && !is_known { 0.0 } else { self.room_ns(decoding) }
     }
 
+    /// What the prompts of a call may add to a step of `decoding` others of it, while nobody else is there.
+    pub fn own_prompt_ns(&self, decoding: usize) -> f64 {
+        let Some(target) = self.target else { return f64::INFINITY };
+        LONGEST_OWN * target.max(self.alone_ns(decoding))
+    }
+
     /// Whether it was measured what so many take that decode.
     fn knows(&self, decoding: usize) -> bool {
         self.decoding.is_some_and(|alone| alone.is_like(decoding))
@@ -186,7 +195,7 @@ impl Pace {
     /// to the target unless they are `free`; a guess while nothing was read.
     pub fn read_ns(&self, decoding: usize, rows: usize, most: usize, free: bool) -> f64 {
         let row = self.prompt_row_ns().unwrap_or(FIRST_ROW * self.guess_ns);
-        let room = if free { f64::INFINITY } else { self.room_ns(decoding) };
+        let room = if free { self.own_prompt_ns(decoding) } else { self.room_ns(decoding) };
         let within_target = (room / row.max(LEAST_ROW_NS)) as usize;
         let in_a_step = within_target.min(most.saturating_sub(decoding)).max(1);
         rows.div_ceil(in_a_step) as f64 * self.alone_ns(decoding) + rows as f64 * row
@@ -394,6 +403,17 @@ mod tests {
         pace.observe(4, &rows(&[]), true, 25_000_000);
         (0..50).for_each(|_| pace.observe(4, &rows(&[]), true, 4_000_000));
         assert!(fitting(&pace, 4, 0) < planned, "with prompts, this one would have been too long");
+    }
+
+    #[test]
+    fn a_call_alone_reads_its_own_prompts_in_steps_that_nobody_waits_long_for() {
+        let mut pace = Pace::new(Some(30_000_000));
+        assert_eq!(pace.own_prompt_ns(0), 90e6);
+        pace.observe(8, &rows(&[]), true, 10_000_000);
+        assert_eq!(pace.own_prompt_ns(8), 90e6, "three targets");
+        pace.observe(64, &rows(&[]), true, 50_000_000);
+        assert_eq!(pace.own_prompt_ns(64), 150e6, "or three times what decoding takes");
+        assert_eq!(Pace::new(None).own_prompt_ns(8), f64::INFINITY);
     }
 
     #[test]
