@@ -77,6 +77,7 @@ def test_text_is_cut_as_evaluation_harnesses_cut_it(tiny: octavo.LLM) -> None:
         ([], [[6]], "the prompt is empty"),
         ([5], [[6], [10**6]], "continuations[1]: "),
         ([5], [[6] * 100_000], "max_model_len"),
+        ([5], [[6], [6] * 100_000], "continuations[1]: "),
     ],
 )
 def test_bad_continuations_are_named(tiny: octavo.LLM, prompt: Any, continuations: Any, message: str) -> None:
