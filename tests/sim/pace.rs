@@ -234,3 +234,36 @@ fn a_list_is_read_in_full_steps_until_somebody_else_lives() {
     assert!(took.iter().any(|&ns| ns > target * 7 / 10) && took.iter().all(|&ns| ns <= target), "{took:?}");
     assert!(decoding.iter().all(|&id| world.outcome(id).end.is_none()));
 }
+
+#[test]
+fn a_list_alone_makes_no_step_that_others_wait_long_for() {
+    let target = 30_000_000;
+    let mut world = World::new(SchedulerConfig {
+        max_num_seqs: 64,
+        max_num_batched_tokens: 2048,
+        max_queue: 1000,
+        max_model_len: 1000,
+        layout: KvLayout::new(16),
+        blocks: 2000,
+        itl_target_ns: Some(target),
+    });
+    world.executor = Simulated::new(COST, VOCAB);
+    let list = |world: &mut World, ids: std::ops::Range<u64>| {
+        let call = RequestId(ids.start);
+        for id in ids {
+            world.submit(Request { call, ..request(id, &prompt(id, 128), 20) });
+        }
+        let mut longest = 0;
+        loop {
+            let before = world.now;
+            if !world.step() {
+                return longest;
+            }
+            longest = longest.max(world.now.since(before));
+        }
+    };
+    // The first teaches what a row takes; all 2,048 of a step take ten targets.
+    list(&mut world, 0..40);
+    let longest = list(&mut world, 100..140);
+    assert!(longest > 2 * target && longest < 7 * target / 2, "{longest} ns");
+}
