@@ -469,6 +469,8 @@ fn main() {
         let bytes = bench.size(4 * last_cache_bytes(), 1);
         let outputs = (bytes / dtype.row_bytes(inputs).expect("whole blocks")).next_multiple_of(16);
         line(&bench, cpu, &Linear { dtype, outputs, inputs, rows: 1 });
+        // And so few that they stay in the cores' own caches: what one row costs but for memory.
+        line(&bench, cpu, &Linear { dtype, outputs: 512, inputs, rows: 1 });
         for rows in [8, 64, 256] {
             line(&bench, cpu, &Linear { dtype, outputs: 4096, inputs, rows });
         }

@@ -36,8 +36,9 @@ pub fn prefetch_end<T>(values: &[T]) {
     line(values.as_ptr().wrapping_add(values.len()).cast());
 }
 
+/// Asks for the line that `address` lies in. A hint: any address will do.
 #[inline(always)]
-fn line(address: *const u8) {
+pub(crate) fn line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has the instruction, and it may be given any address: it neither reads nor faults.
     unsafe {

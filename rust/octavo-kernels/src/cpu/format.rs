@@ -13,16 +13,18 @@
 //! ```
 //!
 //! Codes are unsigned; the zero point comes off in integers. Scales stay as the file has them, half floats and the small
-//! integers under them, so nothing is lost and nothing grows.
-
-use half::f16;
+//! integers under them, so nothing is lost and hardly anything grows. Codes and their scales lie side by side, so a tile is
+//! one stream of bytes.
 
 mod codes; // codes of 32 inputs of 16 outputs
+mod record; // both side by side
 mod scales; // their scales
 
 use super::memory::Plain;
 use super::vector::Vector;
 use codes::{Codes2, Codes3, Codes4, Codes5, Codes6, Codes8};
+pub(crate) use record::Record;
+use record::{Side, units};
 use scales::{HalvesSource, NestedHalves, NestedHalvesWithMinimum, NestedWithMinimum, Scale, ScaleAndMinimum, half_at};
 
 /// Outputs of a tile.
@@ -36,6 +38,8 @@ pub(crate) trait Format: 'static {
     type Codes: Codes;
     /// Scales of one or more such blocks.
     type Scales: Scales;
+    /// Both.
+    type Record: Record<Self::Codes, Self::Scales>;
     /// The code that means zero is `1 << shift`; `None`: 0.
     const ZERO_SHIFT: Option<u32>;
     /// Whether codes take all 8 bits.
@@ -117,6 +121,7 @@ macro_rules! formats {
         impl Format for $name {
             type Codes = $codes;
             type Scales = $scales;
+            type Record = Side<$codes, $scales, { <$scales>::BLOCKS }, { units::<$scales>() }>;
             const ZERO_SHIFT: Option<u32> = $zero;
             const BYTES: bool = $bytes;
             fn quads($block: &[u8], $i: usize) -> [u32; 8] {
@@ -158,27 +163,24 @@ formats! {
 }
 
 impl HalvesSource for Q6_K {
-    type D = f16;
-    fn halves(block: &[u8]) -> (f16, [i8; 16]) {
-        (half_at(block, 208), std::array::from_fn(|group| block[192 + group] as i8))
+    fn halves(block: &[u8]) -> (f32, [i8; 16]) {
+        (half_at(block, 208).to_f32(), std::array::from_fn(|group| block[192 + group] as i8))
     }
 }
 
 impl HalvesSource for Q3_K {
-    type D = f16;
-    fn halves(block: &[u8]) -> (f16, [i8; 16]) {
+    fn halves(block: &[u8]) -> (f32, [i8; 16]) {
         let packed = &block[96..108];
         // Six bits each: nibbles, the low ones first, and the high pairs four to a byte. 32 means zero.
         let scale = |group: usize| {
             let (low, high) = (packed[group % 8] >> (group / 8 * 4) & 15, packed[8 + group % 4] >> (group / 4 * 2) & 3);
             (low | high << 4) as i8 - 32
         };
-        (half_at(block, 108), std::array::from_fn(scale))
+        (half_at(block, 108).to_f32(), std::array::from_fn(scale))
     }
 }
 
 impl HalvesSource for Q8_16 {
-    type D = f32;
     fn halves(block: &[u8]) -> (f32, [i8; 16]) {
         (f32::from_bits(word_at(block, 0)), std::array::from_fn(|group| block[4 + group] as i8))
     }

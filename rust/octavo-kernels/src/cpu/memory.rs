@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapRaw};
 
-use crate::{BackendError, Result};
+use crate::{BackendError, Result, prefetch};
 
 /// From this size on, memory begins at a multiple of it, and the system is asked for pages of this size: a product that
 /// streams a gigabyte of weights would otherwise look up a page every 4 KiB.
@@ -138,33 +138,9 @@ pub(crate) fn recast_mut<S: Plain, T: Plain>(values: &mut [S]) -> &mut [T] {
 /// Asks for the lines of cache from `address` on. A hint: any address will do.
 #[inline(always)]
 pub(crate) fn prefetch_bytes(address: usize, bytes: usize) {
-    for line in (0..bytes).step_by(64) {
-        prefetch_line::<0>(address.wrapping_add(line));
+    for offset in (0..bytes).step_by(64) {
+        prefetch::line(std::ptr::without_provenance(address.wrapping_add(offset)));
     }
-}
-
-/// The same, for what is used so much later that it would crowd the first-level cache.
-#[inline(always)]
-pub(crate) fn prefetch_into_second_level(address: usize, bytes: usize) {
-    for line in (0..bytes).step_by(64) {
-        prefetch_line::<1>(address.wrapping_add(line));
-    }
-}
-
-#[inline(always)]
-fn prefetch_line<const LEVEL: usize>(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch cannot fault, whatever the address; every x86-64 has it.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        let address = std::ptr::without_provenance(address);
-        match LEVEL {
-            0 => _mm_prefetch::<_MM_HINT_T0>(address),
-            _ => _mm_prefetch::<_MM_HINT_T1>(address),
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 #[cfg(test)]

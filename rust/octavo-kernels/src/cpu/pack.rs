@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! matrix  one piece of memory: [part][tile]
-//! tile    of a block type: [codes of every block of 32 inputs][scales of every block], see `format`
+//! tile    of a block type: [record of some blocks of 32 inputs: their codes, their scales], see `format`
 //!         of a dense type: [input][16 outputs] in the stored type
 //! ```
 //! A product walks a tile from its start to its end. The last tile of a part is padded with zeroes. Nothing is rounded
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 
-use super::format::{BLOCK, Codes, Format, LANES, Scales, with_format};
+use super::format::{BLOCK, Codes, Format, LANES, Record, Scales, with_format};
 use super::memory::{Arena, Memory, Plain, cast, cast_mut};
 use super::pool::Pool;
 use crate::{BackendError, DType, Result, Weight, convert};
@@ -129,11 +129,10 @@ impl Matrix {
         self.parts.iter().all(|part| !part.dtype.is_dense())
     }
 
-    /// A tile of a part of a block type: codes and scales.
+    /// A tile of a part of a block type. The last record may be for more inputs than there are.
     #[inline(always)]
-    pub(crate) fn blocks<F: Format>(&self, part: &Part, tile: usize) -> (&[F::Codes], &[F::Scales]) {
-        let (codes, scales) = self.tile(part, tile).split_at(self.inputs / BLOCK * size_of::<F::Codes>());
-        (cast(codes), cast(&scales[..scales_bytes::<F>(self.inputs)]))
+    pub(crate) fn records<F: Format>(&self, part: &Part, tile: usize) -> &[F::Record] {
+        cast(self.tile(part, tile))
     }
 
     /// A tile of a part of a dense type.
@@ -178,12 +177,13 @@ impl Matrix {
     }
 
     fn block_row<F: Format>(&self, part: &Part, tile: usize, lane: usize, out: &mut [f32]) {
-        let (codes, scales) = self.blocks::<F>(part, tile);
-        for (b, (codes, out)) in codes.iter().zip(out.chunks_exact_mut(BLOCK)).enumerate() {
-            let (record, i) = (&scales[b / F::Scales::BLOCKS], b % F::Scales::BLOCKS);
+        let units = self.records::<F>(part, tile).iter().flat_map(F::Record::units);
+        let blocks =
+            units.flat_map(|(scales, codes)| codes.iter().enumerate().map(move |(i, codes)| (scales, i, codes)));
+        for ((scales, i, codes), out) in blocks.zip(out.chunks_exact_mut(BLOCK)) {
             let quads = codes.get(lane);
             for (j, out) in out.iter_mut().enumerate() {
-                let (scale, minimum) = record.get(lane, i, j / (BLOCK / 2));
+                let (scale, minimum) = scales.get(lane, i, j / (BLOCK / 2));
                 let code = i32::from(quads[j / 4].to_le_bytes()[j % 4]) - F::zero();
                 let value = scale * code as f32;
                 *out = if F::Scales::MINIMUMS { value + minimum } else { value };
@@ -206,15 +206,14 @@ pub fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usize> {
     rows.div_ceil(LANES).checked_mul(tile_bytes(dtype, cols))
 }
 
-fn scales_bytes<F: Format>(inputs: usize) -> usize {
-    inputs / (BLOCK * F::Scales::BLOCKS) * size_of::<F::Scales>()
-}
-
 fn tile_bytes(dtype: DType, inputs: usize) -> usize {
     let bytes = if dtype.is_dense() {
         inputs * LANES * dtype.block_bytes()
     } else {
-        with_format!(dtype, F => inputs / BLOCK * size_of::<<F as Format>::Codes>() + scales_bytes::<F>(inputs))
+        with_format!(dtype, F => {
+            type R = <F as Format>::Record;
+            (inputs / BLOCK).div_ceil(R::BLOCKS) * size_of::<R>()
+        })
     };
     bytes.next_multiple_of(64)
 }
@@ -235,18 +234,16 @@ fn pack_tile(weight: &Weight<'_>, tile: usize, bytes: &mut [u8]) -> Result<(), u
         DType::F32 => rows.for_each(|(lane, row)| spread::<4>(row, lane, bytes)),
         DType::F16 | DType::BF16 => rows.for_each(|(lane, row)| spread::<2>(row, lane, bytes)),
         dtype => with_format!(dtype, F => {
-            let (codes, scales) = bytes.split_at_mut(weight.cols / BLOCK * size_of::<<F as Format>::Codes>());
-            let codes = cast_mut(codes);
-            let scales = cast_mut(&mut scales[..scales_bytes::<F>(weight.cols)]);
-            rows.for_each(|(lane, row)| pack_row::<F>(row, lane, codes, scales, dtype.block_bytes()));
+            let records = cast_mut(bytes);
+            rows.for_each(|(lane, row)| pack_row::<F>(row, lane, records, dtype.block_bytes()));
         }),
     }
     Ok(())
 }
 
-fn pack_row<F: Format>(row: &[u8], lane: usize, codes: &mut [F::Codes], scales: &mut [F::Scales], block_bytes: usize) {
-    let records = codes.chunks_exact_mut(F::Scales::BLOCKS).zip(scales);
-    for (block, (codes, scales)) in row.chunks_exact(block_bytes).zip(records) {
+fn pack_row<F: Format>(row: &[u8], lane: usize, records: &mut [F::Record], block_bytes: usize) {
+    let units = records.iter_mut().flat_map(F::Record::units_mut);
+    for (block, (scales, codes)) in row.chunks_exact(block_bytes).zip(units) {
         scales.put(lane, block);
         for (i, codes) in codes.iter_mut().enumerate() {
             codes.put(lane, F::quads(block, i));

@@ -1,5 +1,7 @@
 //! Scales as they lie in a tile: half floats and the small integers under them, one of each for every output.
 
+use std::marker::PhantomData;
+
 use half::f16;
 
 use super::{Format, LANES, Scales};
@@ -45,42 +47,16 @@ pub(crate) struct NestedHalvesWithMinimum {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NestedHalves<S: HalvesSource> {
-    d: [S::D; LANES],
+    /// Not as halves, even where the file has them so: this way a record is whole lines.
+    d: [f32; LANES],
     scales: [[i8; LANES]; 16],
+    source: PhantomData<S>,
 }
 
 /// Where [`NestedHalves`] finds its numbers in a block of the file.
-pub(crate) trait HalvesSource: Format {
-    /// A half float, or a float.
-    type D: Float;
+pub(crate) trait HalvesSource: Format + Copy + Send + Sync {
     /// `d`, and the scales of the 16 half blocks.
-    fn halves(block: &[u8]) -> (Self::D, [i8; 16]);
-}
-
-/// A number that a scale may be stored as.
-pub(crate) trait Float: Plain {
-    fn widen(self) -> f32;
-    fn load<V: Vector>(v: V, from: &[Self; LANES]) -> V::F32;
-}
-
-impl Float for f16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-    #[inline(always)]
-    fn load<V: Vector>(v: V, from: &[Self; LANES]) -> V::F32 {
-        v.load_f16(from)
-    }
-}
-
-impl Float for f32 {
-    fn widen(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn load<V: Vector>(v: V, from: &[Self; LANES]) -> V::F32 {
-        v.load(from)
-    }
+    fn halves(block: &[u8]) -> (f32, [i8; 16]);
 }
 
 // SAFETY: numbers of 2 bytes and of 1, in that order and an even number of each, so without padding.
@@ -91,8 +67,8 @@ unsafe impl Plain for ScaleAndMinimum {}
 unsafe impl Plain for NestedWithMinimum {}
 // SAFETY: as above.
 unsafe impl Plain for NestedHalvesWithMinimum {}
-// SAFETY: as above; or of 4 bytes and of 1, 16 times as many, so without padding too.
-unsafe impl<S: HalvesSource + Copy> Plain for NestedHalves<S> {}
+// SAFETY: as above, with numbers of 4 bytes first and 16 times as many of 1.
+unsafe impl<S: HalvesSource> Plain for NestedHalves<S> {}
 
 pub(super) fn half_at(block: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([block[at], block[at + 1]])
@@ -204,7 +180,7 @@ impl Scales for NestedHalvesWithMinimum {
     }
 }
 
-impl<S: HalvesSource + Copy> Scales for NestedHalves<S> {
+impl<S: HalvesSource> Scales for NestedHalves<S> {
     const BLOCKS: usize = 8;
     const HALVES: bool = true;
 
@@ -216,11 +192,11 @@ impl<S: HalvesSource + Copy> Scales for NestedHalves<S> {
         }
     }
     fn get(&self, lane: usize, i: usize, half: usize) -> (f32, f32) {
-        (self.d[lane].widen() * f32::from(self.scales[2 * i + half][lane]), 0.0)
+        (self.d[lane] * f32::from(self.scales[2 * i + half][lane]), 0.0)
     }
     #[inline(always)]
     fn head<V: Vector>(&self, v: V) -> [V::F32; 2] {
-        [S::D::load(v, &self.d); 2]
+        [v.load(&self.d); 2]
     }
     #[inline(always)]
     fn block<V: Vector>(&self, v: V, head: [V::F32; 2], i: usize) -> [[V::F32; 2]; 2] {
