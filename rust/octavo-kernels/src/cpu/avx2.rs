@@ -51,6 +51,14 @@ impl Avx2<true> {
     }
 }
 
+/// Sums of products of bytes. With VNNI there are no halves.
+#[derive(Clone, Copy)]
+pub struct Sums {
+    whole: [__m256i; 2],
+    /// In 16 bits.
+    halves: [__m256i; 2],
+}
+
 /// The sum of 16 signed bytes.
 #[inline(always)]
 pub(super) fn sum_of_bytes(bytes: __m128i) -> i32 {
@@ -89,10 +97,12 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
     type F32 = [__m256; 2];
     type I32 = [__m256i; 2];
     type Bytes = [__m256i; 2];
+    type Sums = Sums;
 
     const NAME: &'static str = if VNNI { "avx2-vnni" } else { "avx2" };
     const ROWS: usize = 4;
     const BIAS_LEFT: i32 = if VNNI { 128 } else { 0 };
+    const MOST_SUM: i32 = if VNNI { i32::MAX } else { i16::MAX as i32 };
 
     #[inline(always)]
     fn splat(self, x: f32) -> [__m256; 2] {
@@ -264,24 +274,34 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
         both!(_mm256_srl_epi16, x, count)
     }
     #[inline(always)]
-    fn dot(self, acc: [__m256i; 2], codes: [__m256i; 2], activations: [__m256i; 2]) -> [__m256i; 2] {
-        if VNNI {
-            return both!(_mm256_dpbusd_avx_epi32, acc, codes, activations);
-        }
-        // Sums of two products: at most 2 · 63 · 127, which fits 16 bits.
-        let pairs = both!(_mm256_maddubs_epi16, codes, activations);
-        let ones = vector!([_mm256_set1_epi16(1); 2]);
-        self.add_i32(acc, both!(_mm256_madd_epi16, pairs, ones))
+    fn sums(self, start: [__m256i; 2]) -> Sums {
+        Sums { whole: start, halves: self.splat_i32(0) }
     }
     #[inline(always)]
-    fn dot_biased(self, acc: [__m256i; 2], codes: [__m256i; 2], activations: [__m256i; 2]) -> [__m256i; 2] {
+    fn dot(self, acc: Sums, codes: [__m256i; 2], activations: [__m256i; 2]) -> Sums {
         if VNNI {
-            return both!(_mm256_dpbusd_avx_epi32, acc, codes, activations);
+            return Sums { whole: both!(_mm256_dpbusd_avx_epi32, acc.whole, codes, activations), ..acc };
+        }
+        let pairs = both!(_mm256_maddubs_epi16, codes, activations);
+        Sums { halves: both!(_mm256_add_epi16, acc.halves, pairs), ..acc }
+    }
+    #[inline(always)]
+    fn dot_biased(self, acc: Sums, codes: [__m256i; 2], activations: [__m256i; 2]) -> Sums {
+        if VNNI {
+            return self.dot(acc, codes, activations);
         }
         // Take the bias off and move the sign to the activations: two products are then at most 2 · 128 · 127, which fits.
         let bias = self.splat_byte(128);
         let signed = both!(_mm256_xor_si256, codes, bias);
         self.dot(acc, both!(_mm256_abs_epi8, signed), both!(_mm256_sign_epi8, activations, signed))
+    }
+    #[inline(always)]
+    fn total(self, sums: Sums) -> [__m256i; 2] {
+        if VNNI {
+            return sums.whole;
+        }
+        let ones = vector!([_mm256_set1_epi16(1); 2]);
+        self.add_i32(sums.whole, both!(_mm256_madd_epi16, sums.halves, ones))
     }
 
     #[inline(always)]

@@ -71,10 +71,12 @@ impl<const BF16: bool> Vector for Avx512<BF16> {
     type F32 = __m512;
     type I32 = __m512i;
     type Bytes = __m512i;
+    type Sums = __m512i;
 
     const NAME: &'static str = if BF16 { "avx512-bf16" } else { "avx512" };
     const ROWS: usize = 8;
     const BIAS_LEFT: i32 = 128;
+    const MOST_SUM: i32 = i32::MAX;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -224,12 +226,20 @@ impl<const BF16: bool> Vector for Avx512<BF16> {
         vector!(_mm512_srl_epi16(x, _mm_cvtsi32_si128(bits as i32)))
     }
     #[inline(always)]
+    fn sums(self, start: __m512i) -> __m512i {
+        start
+    }
+    #[inline(always)]
     fn dot(self, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
         vector!(_mm512_dpbusd_epi32(acc, codes, activations))
     }
     #[inline(always)]
     fn dot_biased(self, acc: __m512i, codes: __m512i, activations: __m512i) -> __m512i {
         vector!(_mm512_dpbusd_epi32(acc, codes, activations))
+    }
+    #[inline(always)]
+    fn total(self, sums: __m512i) -> __m512i {
+        sums
     }
 
     #[inline(always)]

@@ -43,7 +43,7 @@ pub(crate) trait Format: 'static {
     /// The code that means zero is `1 << shift`; `None`: 0.
     const ZERO_SHIFT: Option<u32>;
     /// Whether codes take all 8 bits.
-    const BYTES: bool = false;
+    const BYTES: bool = Self::Codes::BITS == 8;
 
     /// The codes of the `i`-th 32 values of a block of the file, 4 to a word.
     fn quads(block: &[u8], i: usize) -> [u32; 8];
@@ -56,12 +56,15 @@ pub(crate) trait Format: 'static {
 
 /// 32 inputs of 16 outputs, as unsigned codes.
 pub(crate) trait Codes: Plain {
+    /// Of a code.
+    const BITS: u32;
+
     /// Writes a lane, from zeroes.
     fn put(&mut self, lane: usize, quads: [u32; 8]);
     /// Reads a lane back.
     fn get(&self, lane: usize) -> [u32; 8];
-    /// All 8 groups, one code to a byte.
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8];
+    /// Group `g` of the 8, one code to a byte.
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes;
 }
 
 /// The scales of [`Scales::BLOCKS`] blocks of 16 outputs.
@@ -112,7 +115,7 @@ fn pairs_of_128(bytes: &[u8], i: usize) -> [u32; 8] {
 }
 
 macro_rules! formats {
-    ($($name:ident: $codes:ty, $scales:ty, $zero:expr, $bytes:literal, |$block:ident, $i:ident| $quads:expr;)*) => {$(
+    ($($name:ident: $codes:ty, $scales:ty, $zero:expr, |$block:ident, $i:ident| $quads:expr;)*) => {$(
         /// The block type of that name.
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy)]
@@ -123,7 +126,6 @@ macro_rules! formats {
             type Scales = $scales;
             type Record = Side<$codes, $scales, { <$scales>::BLOCKS }, { units::<$scales>() }>;
             const ZERO_SHIFT: Option<u32> = $zero;
-            const BYTES: bool = $bytes;
             fn quads($block: &[u8], $i: usize) -> [u32; 8] {
                 $quads
             }
@@ -132,27 +134,27 @@ macro_rules! formats {
 }
 
 formats! {
-    Q4_0: Codes4, Scale, Some(3), false, |block, _i| nibbles(&block[2..]);
-    Q4_1: Codes4, ScaleAndMinimum, None, false, |block, _i| nibbles(&block[4..]);
-    Q5_0: Codes5, Scale, Some(4), false, |block, _i| with_fifth_bits(nibbles(&block[6..]), word_at(block, 2));
-    Q5_1: Codes5, ScaleAndMinimum, None, false, |block, _i| with_fifth_bits(nibbles(&block[8..]), word_at(block, 4));
-    Q8_0: Codes8, Scale, Some(7), true, |block, _i| std::array::from_fn(|g| word_at(block, 2 + 4 * g) ^ 0x8080_8080);
-    Q4_K: Codes4, NestedWithMinimum, None, false, |block, i| nibbles_of_64(&block[16..], i);
-    Q5_K: Codes5, NestedWithMinimum, None, false, |block, i| {
+    Q4_0: Codes4, Scale, Some(3), |block, _i| nibbles(&block[2..]);
+    Q4_1: Codes4, ScaleAndMinimum, None, |block, _i| nibbles(&block[4..]);
+    Q5_0: Codes5, Scale, Some(4), |block, _i| with_fifth_bits(nibbles(&block[6..]), word_at(block, 2));
+    Q5_1: Codes5, ScaleAndMinimum, None, |block, _i| with_fifth_bits(nibbles(&block[8..]), word_at(block, 4));
+    Q8_0: Codes8, Scale, Some(7), |block, _i| std::array::from_fn(|g| word_at(block, 2 + 4 * g) ^ 0x8080_8080);
+    Q4_K: Codes4, NestedWithMinimum, None, |block, i| nibbles_of_64(&block[16..], i);
+    Q5_K: Codes5, NestedWithMinimum, None, |block, i| {
         let low = nibbles_of_64(&block[48..], i);
         // Bit i of byte j is the fifth bit of code j of run i.
         std::array::from_fn(|g| low[g] | (word_at(block, 16 + 4 * g) >> i & 0x0101_0101) << 4)
     };
-    Q2_K: Codes2, NestedHalvesWithMinimum, None, false, |block, i| pairs_of_128(&block[16..], i);
-    Q3_K: Codes3, NestedHalves<Q3_K>, Some(2), false, |block, i| {
+    Q2_K: Codes2, NestedHalvesWithMinimum, None, |block, i| pairs_of_128(&block[16..], i);
+    Q3_K: Codes3, NestedHalves<Q3_K>, Some(2), |block, i| {
         let low = pairs_of_128(&block[32..], i);
         // Bit i of byte j is the third bit of code j of run i.
         std::array::from_fn(|g| low[g] | (word_at(block, 4 * g) >> i & 0x0101_0101) << 2)
     };
-    Q8_16: Codes8, NestedHalves<Q8_16>, Some(7), true, |block, i| {
+    Q8_16: Codes8, NestedHalves<Q8_16>, Some(7), |block, i| {
         std::array::from_fn(|g| word_at(block, 20 + 32 * i + 4 * g) ^ 0x8080_8080)
     };
-    Q6_K: Codes6, NestedHalves<Q6_K>, Some(5), false, |block, i| {
+    Q6_K: Codes6, NestedHalves<Q6_K>, Some(5), |block, i| {
         // Two halves of 128 codes, each 4 runs of 32: nibbles of runs 0 and 1 are low, of 2 and 3 high.
         let (half, run) = (i / 4, i % 4);
         std::array::from_fn(|g| {

@@ -54,10 +54,12 @@ impl Vector for Portable {
     type F32 = [f32; 16];
     type I32 = [i32; 16];
     type Bytes = [u8; 64];
+    type Sums = [i32; 16];
 
     const NAME: &'static str = "portable";
     const ROWS: usize = 4;
     const BIAS_LEFT: i32 = 128;
+    const MOST_SUM: i32 = i32::MAX;
 
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; 16] {
@@ -210,6 +212,10 @@ impl Vector for Portable {
         pairs(x, |pair| pair >> bits)
     }
     #[inline(always)]
+    fn sums(self, start: [i32; 16]) -> [i32; 16] {
+        start
+    }
+    #[inline(always)]
     fn dot(self, acc: [i32; 16], codes: [u8; 64], activations: [u8; 64]) -> [i32; 16] {
         let mut out = acc;
         for (i, out) in out.iter_mut().enumerate() {
@@ -222,6 +228,10 @@ impl Vector for Portable {
     #[inline(always)]
     fn dot_biased(self, acc: [i32; 16], codes: [u8; 64], activations: [u8; 64]) -> [i32; 16] {
         self.dot(acc, codes, activations)
+    }
+    #[inline(always)]
+    fn total(self, sums: [i32; 16]) -> [i32; 16] {
+        sums
     }
 
     #[inline(always)]

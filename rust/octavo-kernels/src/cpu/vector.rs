@@ -28,6 +28,8 @@ pub trait Vector: Copy + Send + Sync + 'static {
     type I32: Copy;
     /// 64 bytes: for each of the 16 lanes, 4 bytes.
     type Bytes: Copy;
+    /// Sums of products of bytes: for each of the 16 lanes one, or one and two halves beside it.
+    type Sums: Copy;
 
     /// The name that `OCTAVO_CPU_ISA` knows it by.
     const NAME: &'static str;
@@ -36,6 +38,8 @@ pub trait Vector: Copy + Send + Sync + 'static {
     /// What [`Vector::dot_biased`] leaves in the sum for each unit of activation: 128, or 0 where the instruction takes the
     /// bias off by itself.
     const BIAS_LEFT: i32;
+    /// How large [`Vector::Sums`] may become. In 16 bits they cost half, but hold the products of a few groups only.
+    const MOST_SUM: i32;
 
     // Loads, stores and constants.
 
@@ -110,10 +114,15 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn shl_pairs(self, x: Self::Bytes, bits: u32) -> Self::Bytes;
     /// Shifts pairs of bytes to the right; mask off what crosses over.
     fn shr_pairs(self, x: Self::Bytes, bits: u32) -> Self::Bytes;
-    /// `acc + Σ₄ codes · activations`, for codes up to 63 and activations in ±127.
-    fn dot(self, acc: Self::I32, codes: Self::Bytes, activations: Self::Bytes) -> Self::I32;
+    /// What products are added to.
+    fn sums(self, start: Self::I32) -> Self::Sums;
+    /// `acc + Σ₄ codes · activations`, for codes up to 63 and activations in ±127. So many of them that twice their codes
+    /// times their activations stay within [`Vector::MOST_SUM`].
+    fn dot(self, acc: Self::Sums, codes: Self::Bytes, activations: Self::Bytes) -> Self::Sums;
     /// The same for codes that are a signed value + 128; see [`Vector::BIAS_LEFT`].
-    fn dot_biased(self, acc: Self::I32, codes: Self::Bytes, activations: Self::Bytes) -> Self::I32;
+    fn dot_biased(self, acc: Self::Sums, codes: Self::Bytes, activations: Self::Bytes) -> Self::Sums;
+    /// Each lane's sum.
+    fn total(self, sums: Self::Sums) -> Self::I32;
 
     // Pairs of bfloat16.
 

@@ -105,6 +105,8 @@ fn moved<V: Vector>(v: V, x: V::Bytes, from: u32, to: u32, mask: u8) -> V::Bytes
 }
 
 impl Codes for Codes2 {
+    const BITS: u32 = 2;
+
     fn put(&mut self, lane: usize, quads: [u32; 8]) {
         put_pairs(&mut self.pairs, lane, quads);
     }
@@ -114,17 +116,14 @@ impl Codes for Codes2 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let pairs = [v.load_bytes(&self.pairs[0]), v.load_bytes(&self.pairs[1])];
-        let mut groups = [pairs[0]; 8];
-        for (g, codes) in groups.iter_mut().enumerate() {
-            *codes = moved(v, pairs[g / 4], g as u32 % 4 * 2, 0, 0x03);
-        }
-        groups
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes {
+        moved(v, v.load_bytes(&self.pairs[g / 4]), g as u32 % 4 * 2, 0, 0x03)
     }
 }
 
 impl Codes for Codes3 {
+    const BITS: u32 = 3;
+
     fn put(&mut self, lane: usize, quads: [u32; 8]) {
         self.low.put(lane, quads);
         put_bits(&mut self.high, lane, quads.map(|quad| quad >> 2));
@@ -136,17 +135,14 @@ impl Codes for Codes3 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = self.low.load(v);
-        let high = v.load_bytes(&self.high);
-        for (g, codes) in groups.iter_mut().enumerate() {
-            *codes = v.or(*codes, moved(v, high, g as u32, 2, 0x04));
-        }
-        groups
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes {
+        v.or(self.low.group(v, g), moved(v, v.load_bytes(&self.high), g as u32, 2, 0x04))
     }
 }
 
 impl Codes for Codes4 {
+    const BITS: u32 = 4;
+
     fn put(&mut self, lane: usize, quads: [u32; 8]) {
         for (p, vector) in self.nibbles.iter_mut().enumerate() {
             *word(vector, lane) = (quads[p] & 0x0f0f_0f0f | (quads[p + 4] & 0x0f0f_0f0f) << 4).to_le_bytes();
@@ -158,19 +154,14 @@ impl Codes for Codes4 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let low = v.splat_byte(0x0f);
-        let mut groups = [low; 8];
-        for p in 0..4 {
-            let both = v.load_bytes(&self.nibbles[p]);
-            groups[p] = v.and(both, low);
-            groups[p + 4] = v.and(v.shr_pairs(both, 4), low);
-        }
-        groups
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes {
+        moved(v, v.load_bytes(&self.nibbles[g % 4]), g as u32 / 4 * 4, 0, 0x0f)
     }
 }
 
 impl Codes for Codes5 {
+    const BITS: u32 = 5;
+
     fn put(&mut self, lane: usize, quads: [u32; 8]) {
         self.low.put(lane, quads);
         put_bits(&mut self.high, lane, quads.map(|quad| quad >> 4));
@@ -182,17 +173,14 @@ impl Codes for Codes5 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = self.low.load(v);
-        let high = v.load_bytes(&self.high);
-        for (g, codes) in groups.iter_mut().enumerate() {
-            *codes = v.or(*codes, moved(v, high, g as u32, 4, 0x10));
-        }
-        groups
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes {
+        v.or(self.low.group(v, g), moved(v, v.load_bytes(&self.high), g as u32, 4, 0x10))
     }
 }
 
 impl Codes for Codes6 {
+    const BITS: u32 = 6;
+
     fn put(&mut self, lane: usize, quads: [u32; 8]) {
         self.low.put(lane, quads);
         put_pairs(&mut self.high, lane, quads.map(|quad| quad >> 4));
@@ -204,17 +192,14 @@ impl Codes for Codes6 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = self.low.load(v);
-        let high = [v.load_bytes(&self.high[0]), v.load_bytes(&self.high[1])];
-        for (g, codes) in groups.iter_mut().enumerate() {
-            *codes = v.or(*codes, moved(v, high[g / 4], g as u32 % 4 * 2, 4, 0x30));
-        }
-        groups
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes {
+        v.or(self.low.group(v, g), moved(v, v.load_bytes(&self.high[g / 4]), g as u32 % 4 * 2, 4, 0x30))
     }
 }
 
 impl Codes for Codes8 {
+    const BITS: u32 = 8;
+
     fn put(&mut self, lane: usize, quads: [u32; 8]) {
         for (vector, quad) in self.groups.iter_mut().zip(quads) {
             *word(vector, lane) = quad.to_le_bytes();
@@ -226,11 +211,7 @@ impl Codes for Codes8 {
     }
 
     #[inline(always)]
-    fn load<V: Vector>(&self, v: V) -> [V::Bytes; 8] {
-        let mut groups = [v.splat_byte(0); 8];
-        for (codes, group) in groups.iter_mut().zip(&self.groups) {
-            *codes = v.load_bytes(group);
-        }
-        groups
+    fn group<V: Vector>(&self, v: V, g: usize) -> V::Bytes {
+        v.load_bytes(&self.groups[g])
     }
 }

@@ -117,52 +117,138 @@ fn multiply<V: Vector, F: Format, const R: usize>(
                 if let Some(stream) = &mut stream {
                     stream.ask(size_of::<F::Codes>());
                 }
-                let scales = scales.block(v, head, i);
-                let codes = codes.load(v);
-                for r in 0..R {
-                    sums[r] = add_block::<V, F>(v, sums[r], &codes, scales, &rows[first + r]);
-                }
+                let rows = rows[first..].first_chunk().expect("so many rows in a group");
+                add_block::<V, F, R>(v, &mut sums, codes, scales.block(v, head, i), rows);
             }
         }
     }
     sums
 }
 
-/// `sum` plus the product of one block of weights and one of activations.
+/// Adds to the rows' sums their products with one block of weights.
 #[inline(always)]
-fn add_block<V: Vector, F: Format>(
+fn add_block<V: Vector, F: Format, const R: usize>(
+    v: V,
+    sums: &mut [V::F32; R],
+    codes: &F::Codes,
+    scales: [[V::F32; 2]; 2],
+    rows: &[Block; R],
+) {
+    if V::ROWS == 8 {
+        row_by_row::<V, F, R>(v, sums, codes, scales, rows);
+    } else if F::Scales::HALVES {
+        for half in 0..2 {
+            let dots = group_by_group::<V, F, R, 4>(v, codes, 4 * half, rows);
+            for ((sum, dot), x) in sums.iter_mut().zip(dots).zip(rows) {
+                *sum = add_half::<V, F>(v, *sum, dot, scales, half, x);
+            }
+        }
+    } else {
+        let dots = group_by_group::<V, F, R, 8>(v, codes, 0, rows);
+        for ((sum, dot), x) in sums.iter_mut().zip(dots).zip(rows) {
+            *sum = add_whole::<V, F>(v, *sum, dot, scales, x);
+        }
+    }
+}
+
+/// Where all codes of a block fit the registers.
+#[inline(always)]
+fn row_by_row<V: Vector, F: Format, const R: usize>(
+    v: V,
+    sums: &mut [V::F32; R],
+    codes: &F::Codes,
+    scales: [[V::F32; 2]; 2],
+    rows: &[Block; R],
+) {
+    let mut unpacked = [v.splat_byte(0); 8];
+    for (g, unpacked) in unpacked.iter_mut().enumerate() {
+        *unpacked = codes.group(v, g);
+    }
+    for (sum, x) in sums.iter_mut().zip(rows) {
+        // Two chains of products, for the two halves of the block.
+        let mut dots = [v.sums(start::<V, F>(v, x.minus_sums[0])), v.sums(start::<V, F>(v, x.minus_sums[1]))];
+        for g in 0..4 {
+            for (half, dots) in dots.iter_mut().enumerate() {
+                *dots = dot::<V, F>(v, *dots, unpacked[4 * half + g], v.splat_quad(x.codes[4 * half + g]));
+            }
+        }
+        let dots = [v.total(dots[0]), v.total(dots[1])];
+        if F::Scales::HALVES {
+            *sum = add_half::<V, F>(v, *sum, dots[0], scales, 0, x);
+            *sum = add_half::<V, F>(v, *sum, dots[1], scales, 1, x);
+        } else {
+            *sum = add_whole::<V, F>(v, *sum, v.add_i32(dots[0], dots[1]), scales, x);
+        }
+    }
+}
+
+/// The rows' products with `N` groups of codes from group `first` on, where not even half of a block fits the registers
+/// beside the rows' sums: a group is unpacked for all rows.
+#[inline(always)]
+fn group_by_group<V: Vector, F: Format, const R: usize, const N: usize>(
+    v: V,
+    codes: &F::Codes,
+    first: usize,
+    rows: &[Block; R],
+) -> [V::I32; R] {
+    // How many groups a sum has room for: each adds two products to either half of it.
+    let most_code = if F::BYTES { 128 } else { (1 << F::Codes::BITS) - 1 };
+    let run = (V::MOST_SUM / (2 * 127 * most_code)) as usize;
+    let none = v.sums(v.splat_i32(0));
+    let (mut totals, mut sums) = ([v.splat_i32(0); R], [none; R]);
+    for g in 0..N {
+        let unpacked = codes.group(v, first + g);
+        for (sums, x) in sums.iter_mut().zip(rows) {
+            *sums = dot::<V, F>(v, *sums, unpacked, v.splat_quad(x.codes[first + g]));
+        }
+        if (g + 1) % run == 0 || g + 1 == N {
+            for (total, sums) in totals.iter_mut().zip(&mut sums) {
+                *total = v.add_i32(*total, v.total(std::mem::replace(sums, none)));
+            }
+        }
+    }
+    for (total, x) in totals.iter_mut().zip(rows) {
+        for half in first / 4..(first + N) / 4 {
+            *total = v.add_i32(*total, start::<V, F>(v, x.minus_sums[half]));
+        }
+    }
+    totals
+}
+
+/// `sum` plus a block's product in integers, times both scales.
+#[inline(always)]
+fn add_whole<V: Vector, F: Format>(
     v: V,
     sum: V::F32,
-    codes: &[V::Bytes; 8],
+    dot: V::I32,
     [scales, minimums]: [[V::F32; 2]; 2],
     x: &Block,
 ) -> V::F32 {
-    // Two chains of products, for the two halves of the block.
-    let mut dots = [start::<V, F>(v, x.minus_sums[0]), start::<V, F>(v, x.minus_sums[1])];
-    for g in 0..4 {
-        for half in 0..2 {
-            let (w, x) = (codes[4 * half + g], v.splat_quad(x.codes[4 * half + g]));
-            dots[half] = if F::BYTES { v.dot_biased(dots[half], w, x) } else { v.dot(dots[half], w, x) };
-        }
-    }
-    let x_scale = v.splat(x.scale);
-    if F::Scales::HALVES {
-        let mut sum = sum;
-        for half in 0..2 {
-            sum = v.fma(v.to_f32(dots[half]), v.mul(scales[half], x_scale), sum);
-            if F::Scales::MINIMUMS {
-                let scaled_sum = x.scale * -x.minus_sums[half] as f32;
-                sum = v.fma(minimums[half], v.splat(scaled_sum), sum);
-            }
-        }
-        return sum;
-    }
-    let dot = v.to_f32(v.add_i32(dots[0], dots[1]));
-    let sum = v.fma(dot, v.mul(scales[0], x_scale), sum);
+    let sum = v.fma(v.to_f32(dot), v.mul(scales[0], v.splat(x.scale)), sum);
     if F::Scales::MINIMUMS { v.fma(minimums[0], v.splat(x.scaled_sum), sum) } else { sum }
 }
 
-/// Where a chain begins, so that it ends at the product with the zero point taken off.
+/// The same for one half of a block.
+#[inline(always)]
+fn add_half<V: Vector, F: Format>(
+    v: V,
+    sum: V::F32,
+    dot: V::I32,
+    [scales, minimums]: [[V::F32; 2]; 2],
+    half: usize,
+    x: &Block,
+) -> V::F32 {
+    let sum = v.fma(v.to_f32(dot), v.mul(scales[half], v.splat(x.scale)), sum);
+    let scaled_sum = x.scale * -x.minus_sums[half] as f32;
+    if F::Scales::MINIMUMS { v.fma(minimums[half], v.splat(scaled_sum), sum) } else { sum }
+}
+
+#[inline(always)]
+fn dot<V: Vector, F: Format>(v: V, sums: V::Sums, codes: V::Bytes, x: V::Bytes) -> V::Sums {
+    if F::BYTES { v.dot_biased(sums, codes, x) } else { v.dot(sums, codes, x) }
+}
+
+/// What to add to the product of four groups, so that the zero point is taken off.
 #[inline(always)]
 fn start<V: Vector, F: Format>(v: V, minus_sum: i32) -> V::I32 {
     match F::ZERO_SHIFT {

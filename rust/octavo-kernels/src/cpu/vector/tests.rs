@@ -27,7 +27,10 @@ impl Kernel for Everything<'_> {
         let (pairs, pair) = (v.load_pairs(self.pairs), [brains[0], brains[1]]);
         let mut rounded_a = [bf16::ZERO; 16];
         v.store_bf16(a, &mut rounded_a);
-        let biased = v.dot_biased(v.splat_i32(-V::BIAS_LEFT * 4), codes, quad); // the quad sums to 4
+        let none = v.sums(v.splat_i32(0));
+        let unbias = v.sums(v.splat_i32(-V::BIAS_LEFT * 4)); // the quad sums to 4
+        let biased = v.total(v.dot_biased(unbias, codes, quad));
+        let other = v.and(v.or(v.shl_pairs(codes, 3), v.shr_pairs(codes, 2)), v.splat_byte(63));
         let floats = [
             v.add(a, b),
             v.sub(a, b),
@@ -51,8 +54,8 @@ impl Kernel for Everything<'_> {
             v.to_f32(v.shl_i32(rounded, 5)),
             v.to_f32(v.load_u8(sixteen)),
             v.to_f32(v.load_i8(&sixteen.map(|x| x as i8))),
-            v.to_f32(v.dot(rounded, small, quad)),
-            v.to_f32(v.dot(rounded, v.and(v.or(v.shl_pairs(codes, 3), v.shr_pairs(codes, 2)), v.splat_byte(63)), quad)),
+            v.to_f32(v.total(v.dot(none, small, quad))),
+            v.to_f32(v.total(v.dot(v.dot(none, small, quad), other, quad))),
             v.to_f32(biased),
             v.exp(a),
             v.sigmoid(a),
@@ -110,14 +113,39 @@ fn a_biased_product_is_the_signed_product_at_both_extremes() {
         #[inline(always)]
         fn run<V: Vector>(self, v: V) -> [f32; 2] {
             [0u8, 255].map(|code| {
-                let init = v.splat_i32(-V::BIAS_LEFT * 508);
-                let dot = v.dot_biased(init, v.splat_byte(code), v.splat_quad([127; 4]));
+                let unbias = v.sums(v.splat_i32(-V::BIAS_LEFT * 508));
+                let dot = v.total(v.dot_biased(unbias, v.splat_byte(code), v.splat_quad([127; 4])));
                 v.max_lane(v.to_f32(dot))
             })
         }
     }
     for isa in Isa::available() {
         assert_eq!(isa.run(Extremes), [-128.0 * 508.0, 127.0 * 508.0], "{}", isa.describe());
+    }
+}
+
+#[test]
+fn sums_hold_as_many_products_as_they_say() {
+    struct Fullest {
+        bits: u32,
+        activation: i8,
+    }
+    impl Kernel for Fullest {
+        type Output = (f32, usize);
+        #[inline(always)]
+        fn run<V: Vector>(self, v: V) -> (f32, usize) {
+            let code = (1u8 << self.bits) - 1;
+            let run = (V::MOST_SUM / (2 * 127 * i32::from(code))).min(8) as usize;
+            let dot = |sums, _| v.dot(sums, v.splat_byte(code), v.splat_quad([self.activation; 4]));
+            (-v.max_lane(v.to_f32(v.total((0..run).fold(v.sums(v.splat_i32(0)), dot)))), run)
+        }
+    }
+    for isa in Isa::available() {
+        for (bits, activation) in [2, 3, 4, 5, 6].into_iter().flat_map(|bits| [(bits, 127), (bits, -127)]) {
+            let (got, run) = isa.run(Fullest { bits, activation });
+            let want = -(run as f32) * 4.0 * ((1 << bits) - 1) as f32 * f32::from(activation);
+            assert!(run >= 2 && got == want, "{}: {run} of {bits} bits: {got}, not {want}", isa.describe());
+        }
     }
 }
 
