@@ -77,8 +77,7 @@ impl Cache {
                 values.copy_within(from..from + len, copy.to as usize * len);
             }
         }
-        let CacheShape { layers, block_size, kv_heads, head_dim, .. } = self.shape;
-        let len = layers * 2 * kv_heads * block_size * head_dim;
+        let len = block_len(&self.shape);
         match &mut self.values {
             Values::F32(values) => copy(values, len, copies),
             Values::F16(values) => copy(values, len, copies),
@@ -96,8 +95,6 @@ pub(super) trait Element: Plain {
     const LANE: usize;
     /// What a lane is multiplied with: `LANE` components of a query, or the weights of `LANE` positions. 32 bits.
     type Factor: Plain;
-    /// 0.
-    const ZERO_FACTOR: Self::Factor;
     /// Sixteen lanes in registers.
     type Lanes<V: Vector>: Copy;
 
@@ -128,7 +125,6 @@ macro_rules! one_to_a_lane {
     ($load:ident) => {
         const LANE: usize = 1;
         type Factor = f32;
-        const ZERO_FACTOR: f32 = 0.0;
         type Lanes<V: Vector> = V::F32;
 
         #[inline(always)]
@@ -180,7 +176,6 @@ impl Element for bf16 {
     const ZERO: bf16 = bf16::ZERO;
     const LANE: usize = 2;
     type Factor = [bf16; 2];
-    const ZERO_FACTOR: [bf16; 2] = [bf16::ZERO; 2];
     type Lanes<V: Vector> = V::Bytes;
 
     #[inline(always)]
@@ -232,6 +227,11 @@ pub(super) enum Half {
     Values = 1,
 }
 
+/// Elements of a block.
+fn block_len(shape: &CacheShape) -> usize {
+    shape.layers * 2 * shape.kv_heads * shape.block_size * shape.head_dim
+}
+
 /// Where the half block of one layer and head begins.
 fn half_block(shape: &CacheShape, layer: usize, block: usize, half: Half, head: usize) -> usize {
     let CacheShape { layers, blocks, block_size, kv_heads, head_dim, .. } = *shape;
@@ -251,20 +251,21 @@ pub(super) struct LayerView<'a, E> {
 }
 
 impl<'a, E: Element> LayerView<'a, E> {
-    /// Sixteen positions' keys or values at a time, from `position` on, which is a multiple of 16.
+    /// Finds sixteen positions' keys or values at a time, from the sequence's tile `first` on.
     #[inline(always)]
-    pub fn tiles(&self, table: &'a [u32], position: usize, half: Half, head: usize) -> impl Iterator<Item = &'a [E]> {
+    pub fn find_tiles(&self, table: &[u32], first: usize, half: Half, head: usize, to: &mut [&'a [E]]) {
         let Self { shape, values, layer } = *self;
-        let tile_len = TILE * shape.head_dim;
-        let tiles = shape.block_size / TILE;
-        let skipped = position % shape.block_size / TILE;
-        let blocks = table[position / shape.block_size..].iter();
-        blocks
-            .flat_map(move |&block| {
-                let first = half_block(shape, layer, block as usize, half, head);
-                (0..tiles).map(move |tile| &values[first + tile * tile_len..][..tile_len])
-            })
-            .skip(skipped)
+        let (begin, block_len) = (half_block(shape, layer, 0, half, head), block_len(shape));
+        let (tile_len, tiles) = (TILE * shape.head_dim, shape.block_size / TILE);
+        let (mut block, mut tile) = (first / tiles, first % tiles);
+        for to in to {
+            let begin = begin + table[block] as usize * block_len + tile * tile_len;
+            *to = &values[begin..][..tile_len];
+            tile += 1;
+            if tile == tiles {
+                (block, tile) = (block + 1, 0);
+            }
+        }
     }
 }
 

@@ -80,12 +80,12 @@ impl<'a> State<'a> {
         Self { max, sum, acc, stride: head_dim.next_multiple_of(16) }
     }
 
-    /// Of no positions.
+    /// Becomes what `first` is.
     #[inline(always)]
-    pub fn clear(&mut self) {
-        self.max.fill(f32::NEG_INFINITY);
-        self.sum.fill(0.0);
-        self.acc.fill(0.0);
+    pub fn copy(&mut self, first: &State<'_>, queries: usize) {
+        self.max[..queries].copy_from_slice(&first.max[..queries]);
+        self.sum[..queries].copy_from_slice(&first.sum[..queries]);
+        self.acc[..queries * self.stride].copy_from_slice(&first.acc[..queries * self.stride]);
     }
 
     /// Adds the positions of `next`, which come after its own.
@@ -93,11 +93,11 @@ impl<'a> State<'a> {
     pub fn merge<V: Vector>(&mut self, v: V, next: &State<'_>, queries: usize) {
         for q in 0..queries {
             if next.max[q] == f32::NEG_INFINITY {
-                continue; // this query sees nothing there, and `next.acc` is stale
+                continue; // this query sees nothing there
             }
-            let max = self.max[q].max(next.max[q]);
-            let (scale, next_scale) = ((self.max[q] - max).exp(), (next.max[q] - max).exp());
-            self.max[q] = max;
+            let change = next.max[q] - self.max[q];
+            let (scale, next_scale) = if change > 0.0 { ((-change).exp(), 1.0) } else { (1.0, change.exp()) };
+            self.max[q] = self.max[q].max(next.max[q]);
             self.sum[q] = self.sum[q] * scale + next.sum[q] * next_scale;
             let (scale, next_scale) = (v.splat(scale), v.splat(next_scale));
             let row = q * self.stride..(q + 1) * self.stride;
@@ -110,26 +110,22 @@ impl<'a> State<'a> {
     }
 }
 
-/// Copies an item's queries to where passes read them: pass by pass, `[head_dim / LANE][queries of the pass]`.
+/// Floats that an item's staged queries take.
+pub(super) fn staged_len(head_dim: usize) -> usize {
+    ITEM_QUERIES * head_dim + 16
+}
+
+/// Copies an item's queries, as factors, to where passes read them: `[query][head_dim / LANE]`.
 #[inline(always)]
 pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item: &Item, staged: &mut [E::Factor]) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.qkv_width());
-    let factors = head_dim / E::LANE;
-    let mut first = 0;
-    while first < item.queries {
-        let len = pass_len::<V>(item.queries - first);
-        let staged = &mut staged[first * factors..][..len * factors];
-        for q in 0..len {
-            let (row, head) = job.row_and_head(item, first + q);
-            let query = &job.qkv[row * width + head * head_dim..][..head_dim];
-            let mut places = staged[q..].iter_mut().step_by(len);
-            for some in query.chunks(16) {
-                let mut factors = [E::ZERO_FACTOR; 16];
-                E::store_factors(v, v.load_partial(some, 0.0), &mut factors);
-                places.by_ref().zip(&factors[..some.len() / E::LANE]).for_each(|(place, factor)| *place = *factor);
-            }
+    for (q, (row, head)) in job.rows_and_heads(item).enumerate() {
+        let query = &job.qkv[row * width + head * head_dim..][..head_dim];
+        for (i, some) in query.chunks(16).enumerate() {
+            // What is beyond a query's end is written again, by the next one.
+            let factors = sixteen_mut(staged, (q * head_dim + 16 * i) / E::LANE);
+            E::store_factors(v, v.load_partial(some, 0.0), factors);
         }
-        first += len;
     }
 }
 
@@ -185,9 +181,30 @@ impl<'a> Place<'a> {
     /// What a query sees of this split; `start == end` if nothing.
     #[inline(always)]
     fn seen<E>(&self, job: &Job<'_, E>, query: usize) -> Range<usize> {
-        let seen = self.item.seen(query, job.sharers(), &job.mask);
+        self.seen_from(job, self.item.row(query, job.sharers()))
+    }
+
+    /// What the queries of a row see.
+    #[inline(always)]
+    fn seen_from<E>(&self, job: &Job<'_, E>, row: usize) -> Range<usize> {
+        let seen = self.item.seen(row, &job.mask);
         let clip = |position: usize| position.saturating_sub(self.first).min(KV_SPLIT);
         clip(seen.start)..clip(seen.end)
+    }
+
+    /// What each of some queries sees, from `query` on.
+    #[inline(always)]
+    fn seen_by<E, const M: usize>(&self, job: &Job<'_, E>, query: usize) -> [Range<usize>; M] {
+        let group = job.sharers();
+        let (mut row, mut sharer) = ((self.item.first_query + query) / group, (self.item.first_query + query) % group);
+        std::array::from_fn(|_| {
+            let seen = self.seen_from(job, row);
+            sharer += 1;
+            if sharer == group {
+                (row, sharer) = (row + 1, 0);
+            }
+            seen
+        })
     }
 
     /// The tiles that any query sees something of.
@@ -197,10 +214,10 @@ impl<'a> Place<'a> {
         start / TILE..end.div_ceil(TILE)
     }
 
-    /// The keys or values of the split's tiles from `tile` on.
+    /// Finds the keys or values of as many of the split's tiles as `to` has places, from `tile` on.
     #[inline(always)]
-    fn read<E: Element>(&self, job: &Job<'a, E>, tile: usize, half: Half) -> impl Iterator<Item = &'a [E]> {
-        job.cache.tiles(self.table, self.first + tile * TILE, half, self.item.kv_head)
+    fn find<E: Element>(&self, job: &Job<'a, E>, tile: usize, half: Half, to: &mut [&'a [E]]) {
+        job.cache.find_tiles(self.table, self.first / TILE + tile, half, self.item.kv_head, to);
     }
 }
 
@@ -221,11 +238,10 @@ impl<'a, E: Element> Tiles<'a, E> {
         let (keys, rest) = order.split_at_mut(seen.len());
         let (values, rest) = rest.split_at_mut(seen.len());
         let after = &mut rest[..AHEAD];
-        keys.iter_mut().zip(place.read(job, seen.start, Half::Keys)).for_each(|(to, tile)| *to = tile);
-        values.iter_mut().zip(place.read(job, seen.start, Half::Values)).for_each(|(to, tile)| *to = tile);
+        place.find(job, seen.start, Half::Keys, keys);
+        place.find(job, seen.start, Half::Values, values);
         after.fill(keys[0]); // any tile will do where there are not so many
-        let next_keys = next.read(job, next_seen.start, Half::Keys).take(next_seen.len());
-        after.iter_mut().zip(next_keys).for_each(|(to, tile)| *to = tile);
+        next.find(job, next_seen.start, Half::Keys, &mut after[..next_seen.len().min(AHEAD)]);
         Self { place, seen, order }
     }
 
@@ -243,7 +259,7 @@ struct Pass<'p, 'a, E: Element> {
     tiles: &'p Tiles<'a, E>,
     /// The first of the queries.
     first: usize,
-    staged: &'p [E::Factor],
+    staged: &'p [E::Factor], // (M, head_dim / LANE)
 }
 
 impl<E: Element> Pass<'_, '_, E> {
@@ -257,7 +273,7 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         let scores: &mut [[f32; KV_SPLIT]; M] = scores.first_chunk_mut().expect("room for a pass");
         let weights: &mut Weights<E, M> = weights.first_chunk_mut().expect("room for a pass");
-        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.tiles.place.seen(self.job, self.first + m));
+        let seen: [_; M] = self.tiles.place.seen_by(self.job, self.first);
         // Later queries see from later positions to later ones; what nobody sees begins and ends with the split.
         let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
 
@@ -296,13 +312,14 @@ impl<E: Element> Pass<'_, '_, E> {
     #[inline(always)]
     fn score<V: Vector, const M: usize, const N: usize>(&self, v: V, tile: usize, scores: &mut [[f32; KV_SPLIT]; M]) {
         let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys));
-        let (queries, _) = self.staged.as_chunks::<M>(); // (head_dim / LANE, M)
-        let lanes = TILE * E::LANE;
+        let (lanes, factors) = (TILE * E::LANE, self.job.heads.head_dim / E::LANE);
+        let queries: [_; M] = std::array::from_fn(|m| &self.staged[m * factors..][..factors]);
         for (keys, _) in tiles {
-            assert!(keys.len() >= queries.len() * lanes);
+            assert!(keys.len() >= factors * lanes);
         }
         let mut sums = [[v.splat(0.0); N]; M];
-        for (i, query) in queries.iter().enumerate() {
+        for i in 0..factors {
+            let query: [_; M] = std::array::from_fn(|m| queries[m][i]);
             for n in 0..N {
                 let (keys, ahead) = tiles[n];
                 prefetch_element(ahead, i * lanes);
@@ -489,8 +506,7 @@ fn softmax<V: Vector, E: Element, const M: usize>(
 #[inline(always)]
 pub(super) fn write_out<V: Vector, E>(v: V, job: &Job<'_, E>, item: &Item, state: &State<'_>) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.query_width());
-    for q in 0..item.queries {
-        let (row, head) = job.row_and_head(item, q);
+    for (q, (row, head)) in job.rows_and_heads(item).enumerate() {
         // SAFETY: a query is in one item, and an item is written by one task.
         let out = unsafe { job.out.slice(row * width + head * head_dim, head_dim) };
         let sum = v.splat(state.sum[q]);
