@@ -324,7 +324,7 @@ impl<E: Element> Wave<'_, E> {
             let into = if split == first { &mut *running } else { &mut *state };
             self.isa.run(OneSplit { job, item, split, next, queries, scores, weights, state: into });
             if split > first {
-                self.isa.run(Merge { item, running, state });
+                self.isa.run(Merge { queries: item.queries, running, state, power: E::power });
             }
         }
         self.isa.run(WriteOut { job, item, state: running });
@@ -355,7 +355,7 @@ impl<E: Element> Wave<'_, E> {
             if self.tasks[number].split == item.splits.start {
                 running.copy(state, item.queries);
             } else {
-                self.isa.run(Merge { item, running, state });
+                self.isa.run(Merge { queries: item.queries, running, state, power: E::power });
             }
         }
         if self.tasks[first + tasks - 1].split + 1 == item.splits.end {
@@ -416,16 +416,18 @@ impl<E: Element> Kernel for OneSplit<'_, '_, E> {
 
 /// Merges a split into the state of those before it.
 struct Merge<'a, 'r, 's> {
-    item: &'a Item,
+    queries: usize,
     running: &'a mut State<'r>,
     state: &'a State<'s>,
+    /// [`Element::power`].
+    power: fn(f32) -> f32,
 }
 
 impl Kernel for Merge<'_, '_, '_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        self.running.merge(v, self.state, self.item.queries);
+        self.running.merge(v, self.state, self.queries, self.power);
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::{Item, Job};
 use crate::{
-    KV_SPLIT, Mask,
+    KV_SPLIT,
     cpu::{
         cache::{Element, Half, TILE},
         gated::soft_cap,
@@ -40,8 +40,8 @@ fn pass_len<V: Vector>(rest: usize) -> usize {
     rest.min(if V::ROWS >= PASS_QUERIES { PASS_QUERIES } else { 4 })
 }
 
-/// What softmax needs to know of the positions so far, for each query of an item: the largest score, the sum of
-/// `exp(score - max)`, and the values weighted with the same.
+/// What softmax needs to know of the positions so far, for each query of an item: the largest score, the sum of the weights
+/// relative to it, and the values with those weights.
 pub(super) struct State<'a> {
     max: &'a mut [f32],
     sum: &'a mut [f32],
@@ -90,13 +90,13 @@ impl<'a> State<'a> {
 
     /// Adds the positions of `next`, which come after its own.
     #[inline(always)]
-    pub fn merge<V: Vector>(&mut self, v: V, next: &State<'_>, queries: usize) {
+    pub fn merge<V: Vector>(&mut self, v: V, next: &State<'_>, queries: usize, power: fn(f32) -> f32) {
         for q in 0..queries {
             if next.max[q] == f32::NEG_INFINITY {
                 continue; // this query sees nothing there
             }
             let change = next.max[q] - self.max[q];
-            let (scale, next_scale) = if change > 0.0 { ((-change).exp(), 1.0) } else { (1.0, change.exp()) };
+            let (scale, next_scale) = if change > 0.0 { (power(-change), 1.0) } else { (1.0, power(change)) };
             self.max[q] = self.max[q].max(next.max[q]);
             self.sum[q] = self.sum[q] * scale + next.sum[q] * next_scale;
             let (scale, next_scale) = (v.splat(scale), v.splat(next_scale));
@@ -115,16 +115,18 @@ pub(super) fn staged_len(head_dim: usize) -> usize {
     ITEM_QUERIES * head_dim + 16
 }
 
-/// Copies an item's queries, as factors, to where passes read them: `[query][head_dim / LANE]`.
+/// Copies an item's queries, as factors, to where passes read them: `[query][head_dim / LANE]`. They are scaled, so that
+/// their products with keys are scores.
 #[inline(always)]
 pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item: &Item, staged: &mut [E::Factor]) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.qkv_width());
+    let scale = v.splat(if job.mask.soft_cap.is_some() { job.mask.scale } else { job.mask.scale * E::SCORE_UNIT });
     for (q, (row, head)) in job.rows_and_heads(item).enumerate() {
         let query = &job.qkv[row * width + head * head_dim..][..head_dim];
         for (i, some) in query.chunks(16).enumerate() {
             // What is beyond a query's end is written again, by the next one.
             let factors = sixteen_mut(staged, (q * head_dim + 16 * i) / E::LANE);
-            E::store_factors(v, v.load_partial(some, 0.0), factors);
+            E::store_factors(v, v.mul(v.load_partial(some, 0.0), scale), factors);
         }
     }
 }
@@ -214,10 +216,10 @@ impl<'a> Place<'a> {
         start / TILE..end.div_ceil(TILE)
     }
 
-    /// Finds the keys or values of as many of the split's tiles as `to` has places, from `tile` on.
+    /// The split's keys and values from `tile` on, tile by tile.
     #[inline(always)]
-    fn find<E: Element>(&self, job: &Job<'a, E>, tile: usize, half: Half, to: &mut [&'a [E]]) {
-        job.cache.find_tiles(self.table, self.first / TILE + tile, half, self.item.kv_head, to);
+    fn read<E: Element>(&self, job: &Job<'a, E>, tile: usize) -> impl Iterator<Item = [&'a [E]; 2]> {
+        job.cache.tiles(self.table, self.first / TILE + tile, self.item.kv_head)
     }
 }
 
@@ -237,11 +239,14 @@ impl<'a, E: Element> Tiles<'a, E> {
         let mut order = [&[] as &[E]; 2 * SPLIT_TILES + AHEAD];
         let (keys, rest) = order.split_at_mut(seen.len());
         let (values, rest) = rest.split_at_mut(seen.len());
+        for ((key, value), tile) in keys.iter_mut().zip(values).zip(place.read(job, seen.start)) {
+            [*key, *value] = tile;
+        }
         let after = &mut rest[..AHEAD];
-        place.find(job, seen.start, Half::Keys, keys);
-        place.find(job, seen.start, Half::Values, values);
         after.fill(keys[0]); // any tile will do where there are not so many
-        next.find(job, next_seen.start, Half::Keys, &mut after[..next_seen.len().min(AHEAD)]);
+        for (after, [keys, _]) in after[..next_seen.len().min(AHEAD)].iter_mut().zip(next.read(job, next_seen.start)) {
+            *after = keys;
+        }
         Self { place, seen, order }
     }
 
@@ -330,18 +335,17 @@ impl<E: Element> Pass<'_, '_, E> {
                 }
             }
         }
-        let Mask { scale, soft_cap: cap, .. } = self.job.mask;
         assert!(tile + N <= SPLIT_TILES);
         for m in 0..M {
             for n in 0..N {
-                v.store(v.mul(sums[m][n], v.splat(scale)), sixteen_mut(&mut scores[m], (tile + n) * TILE));
+                v.store(sums[m][n], sixteen_mut(&mut scores[m], (tile + n) * TILE));
             }
         }
-        if cap.is_some() {
+        if let Some(cap) = self.job.mask.soft_cap {
             for scores in scores {
                 for n in 0..N {
                     let score = sixteen_mut(scores, (tile + n) * TILE);
-                    v.store(soft_cap(v, v.load(score), cap), score);
+                    v.store(v.mul(soft_cap(v, v.load(score), Some(cap)), v.splat(E::SCORE_UNIT)), score);
                 }
             }
         }
@@ -458,7 +462,7 @@ fn prefetch_element<E>(elements: &[E], at: usize) {
     prefetch_bytes(elements.as_ptr().wrapping_add(at).addr(), 1);
 }
 
-/// Turns each query's scores of what it has `seen` into the weights `exp(score - max)`, and all others of `tiles` into 0.
+/// Turns each query's scores of what it has `seen` into weights relative to the largest, and all others of `tiles` into 0.
 /// Returns the maxima and the weights' sums, as they are rounded. Queries go side by side: one alone would wait for itself.
 #[inline(always)]
 fn softmax<V: Vector, E: Element, const M: usize>(
@@ -468,17 +472,19 @@ fn softmax<V: Vector, E: Element, const M: usize>(
     tiles: Range<usize>,
     seen: &[Range<usize>; M],
 ) -> [(f32, f32); M] {
+    // Whole vectors of factors.
+    let many = TILE * E::LANE;
+    let all = tiles.start * TILE / many * many..(tiles.end * TILE).next_multiple_of(many);
     // By position and not by arithmetic: what an unwritten part of a block holds is anything, even no number.
     for (scores, seen) in scores.iter_mut().zip(seen) {
-        let all = tiles.start * TILE..tiles.end * TILE;
         let seen = if seen.is_empty() { all.start..all.start } else { seen.clone() };
         scores[all.start..seen.start].fill(f32::NEG_INFINITY);
         scores[seen.end..all.end].fill(f32::NEG_INFINITY);
     }
     let mut maxima = [v.splat(f32::NEG_INFINITY); M];
-    for tile in tiles.clone() {
+    for at in all.clone().step_by(TILE) {
         for m in 0..M {
-            maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], tile * TILE)));
+            maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], at)));
         }
     }
     let mut found = [(f32::NEG_INFINITY, 0.0); M];
@@ -488,12 +494,16 @@ fn softmax<V: Vector, E: Element, const M: usize>(
         // Where a query sees nothing, infinities have no difference.
         shifts[m] = if found[m].0 == f32::NEG_INFINITY { 0.0 } else { found[m].0 };
     }
-    let mut sums = [v.splat(0.0); M];
-    for tile in tiles {
+    for at in all.clone().step_by(TILE) {
         for m in 0..M {
-            let weight = E::weight(v, v.load(sixteen(&scores[m], tile * TILE)), shifts[m]);
-            let weight = E::store_factors(v, weight, sixteen_mut(&mut weights[m], tile * TILE / E::LANE));
-            sums[m] = v.add(sums[m], weight);
+            let weight = E::powers(v, v.sub(v.load(sixteen(&scores[m], at)), v.splat(shifts[m])));
+            E::store_factors(v, weight, sixteen_mut(&mut weights[m], at / E::LANE));
+        }
+    }
+    let mut sums = [v.splat(0.0); M];
+    for at in all.step_by(many) {
+        for m in 0..M {
+            sums[m] = E::add(v, sums[m], sixteen(&weights[m], at / E::LANE));
         }
     }
     for m in 0..M {
