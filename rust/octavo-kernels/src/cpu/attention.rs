@@ -21,6 +21,7 @@
 mod split; // one split of one item
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -324,7 +325,7 @@ impl<E: Element> Wave<'_, E> {
             let into = if split == first { &mut *running } else { &mut *state };
             self.isa.run(OneSplit { job, item, split, next, queries, scores, weights, state: into });
             if split > first {
-                self.isa.run(Merge { queries: item.queries, running, state, power: E::power });
+                self.isa.run(Merge { running, state, queries: item.queries, element: PhantomData::<E> });
             }
         }
         self.isa.run(WriteOut { job, item, state: running });
@@ -355,7 +356,7 @@ impl<E: Element> Wave<'_, E> {
             if self.tasks[number].split == item.splits.start {
                 running.copy(state, item.queries);
             } else {
-                self.isa.run(Merge { queries: item.queries, running, state, power: E::power });
+                self.isa.run(Merge { running, state, queries: item.queries, element: PhantomData::<E> });
             }
         }
         if self.tasks[first + tasks - 1].split + 1 == item.splits.end {
@@ -415,19 +416,18 @@ impl<E: Element> Kernel for OneSplit<'_, '_, E> {
 }
 
 /// Merges a split into the state of those before it.
-struct Merge<'a, 'r, 's> {
+struct Merge<'r, 's, E> {
+    running: &'r mut State<'s>,
+    state: &'r State<'s>,
     queries: usize,
-    running: &'a mut State<'r>,
-    state: &'a State<'s>,
-    /// [`Element::power`].
-    power: fn(f32) -> f32,
+    element: PhantomData<E>,
 }
 
-impl Kernel for Merge<'_, '_, '_> {
+impl<E: Element> Kernel for Merge<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        self.running.merge(v, self.state, self.queries, self.power);
+        self.running.merge::<V, E>(v, self.state, self.queries);
     }
 }
 

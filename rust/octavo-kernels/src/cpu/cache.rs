@@ -119,13 +119,10 @@ pub(super) trait Element: Plain {
     /// `sum + factor · lanes`.
     fn multiply<V: Vector>(v: V, factor: Self::Factor, lanes: Self::Lanes<V>, sum: V::F32) -> V::F32;
 
-    /// What scores are multiplied with beforehand, so that [`Element::power`] is quick.
+    /// What scores are multiplied with beforehand, so that [`Element::powers`] is quick.
     const SCORE_UNIT: f32;
 
-    /// `exp(x / SCORE_UNIT)`.
-    fn power(x: f32) -> f32;
-
-    /// The same for sixteen that are no larger than 0, as near as a factor needs it.
+    /// `exp(x / SCORE_UNIT)` of what is no larger than 0, as near as a factor needs it.
     fn powers<V: Vector>(v: V, x: V::F32) -> V::F32;
 }
 
@@ -158,10 +155,6 @@ macro_rules! one_to_a_lane {
             v.fma(v.splat(factor), lanes, sum)
         }
         const SCORE_UNIT: f32 = 1.0;
-        #[inline(always)]
-        fn power(x: f32) -> f32 {
-            x.exp()
-        }
         #[inline(always)]
         fn powers<V: Vector>(v: V, x: V::F32) -> V::F32 {
             v.exp(x)
@@ -224,10 +217,6 @@ impl Element for bf16 {
     }
     // To the base 2, which saves half of the work, and exact for the largest score, which has most of the weight.
     const SCORE_UNIT: f32 = std::f32::consts::LOG2_E;
-    #[inline(always)]
-    fn power(x: f32) -> f32 {
-        x.exp2()
-    }
     #[inline(always)]
     fn powers<V: Vector>(v: V, x: V::F32) -> V::F32 {
         v.exp2_of_negative(x)

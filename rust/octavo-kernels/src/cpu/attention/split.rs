@@ -90,14 +90,20 @@ impl<'a> State<'a> {
 
     /// Adds the positions of `next`, which come after its own.
     #[inline(always)]
-    pub fn merge<V: Vector>(&mut self, v: V, next: &State<'_>, queries: usize, power: fn(f32) -> f32) {
-        for q in 0..queries {
-            if next.max[q] == f32::NEG_INFINITY {
-                continue; // this query sees nothing there
+    pub fn merge<V: Vector, E: Element>(&mut self, v: V, next: &State<'_>, queries: usize) {
+        let mut scales = [[0.0; ITEM_QUERIES]; 2];
+        for q in (0..queries).step_by(16) {
+            let maxima = [v.load(sixteen(self.max, q)), v.load(sixteen(next.max, q))];
+            let max = v.max(maxima[0], maxima[1]);
+            v.store(max, sixteen_mut(self.max, q));
+            // Where a query has seen nothing, infinities have no difference.
+            let shift = v.select_less(v.splat(f32::NEG_INFINITY), max, max, v.splat(0.0));
+            for (scales, max) in scales.iter_mut().zip(maxima) {
+                v.store(E::powers(v, v.sub(max, shift)), sixteen_mut(scales, q));
             }
-            let change = next.max[q] - self.max[q];
-            let (scale, next_scale) = if change > 0.0 { (power(-change), 1.0) } else { (1.0, power(change)) };
-            self.max[q] = self.max[q].max(next.max[q]);
+        }
+        for q in (0..queries).filter(|&q| next.max[q] > f32::NEG_INFINITY) {
+            let [scale, next_scale] = scales.map(|scales| scales[q]);
             self.sum[q] = self.sum[q] * scale + next.sum[q] * next_scale;
             let (scale, next_scale) = (v.splat(scale), v.splat(next_scale));
             let row = q * self.stride..(q + 1) * self.stride;
