@@ -1,6 +1,6 @@
 //! Paged attention of all rows of a step, prefill and decode alike.
 //!
-//! In words. The queries that share a key head are numbered row by row; 32 in a row are an *item*. An item walks its
+//! In words. The queries that share a key head are numbered row by row; up to 32 in a row are an *item*. An item walks its
 //! sequence in splits of [`KV_SPLIT`] positions, counted from the sequence's start. In a split, every query's scores
 //! come first (sixteen positions at a time, a tile of keys being read once for several queries), then their maximum,
 //! their exponentials and the exponentials' sum, and last the weighted sum of the values. Splits are merged in order, by
@@ -19,6 +19,7 @@
 //! what they weigh is still an average.
 
 mod split; // one split of one item
+mod state; // how splits come together
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -34,9 +35,8 @@ use super::{
     vector::{Kernel, Vector},
 };
 use crate::{CacheLayer, Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
-use split::{
-    ITEM_QUERIES, PASS_QUERIES, Place, Scores, State, Tiles, compute_split, stage_queries, staged_len, write_out,
-};
+use split::{PASS_QUERIES, Place, Scores, Tiles, compute_split, stage_queries, staged_len};
+use state::{ITEM_QUERIES, State, write_out};
 
 /// How many splits of long items one region holds, at least: for each there is a state.
 const WAVE: usize = 64;
