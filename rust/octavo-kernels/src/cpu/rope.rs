@@ -124,13 +124,13 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
             let shares_lanes = |next: &(&[f32], &u32)| E::LANE == 2 && slot.is_multiple_of(2) && *next.1 == slot + 1;
             let second = rows.next_if(shares_lanes);
             for (kv_head, value) in values.chunks_exact(head_dim).enumerate() {
-                // SAFETY: no other thread has these rows' slots.
-                match second {
-                    Some((values, _)) => unsafe {
-                        let second = &values[kv_head * head_dim..][..head_dim];
-                        self.cache.write_values(v, slot as usize, kv_head, [value, second]);
-                    },
-                    None => unsafe { self.cache.write_value(v, slot as usize, kv_head, value) },
+                if let Some((values, _)) = second {
+                    let values = [value, &values[kv_head * head_dim..][..head_dim]];
+                    // SAFETY: no other thread has these rows' slots.
+                    unsafe { self.cache.write_values(v, slot as usize, kv_head, values) };
+                } else {
+                    // SAFETY: no other thread has this row's slot.
+                    unsafe { self.cache.write_value(v, slot as usize, kv_head, value) };
                 }
             }
         }
