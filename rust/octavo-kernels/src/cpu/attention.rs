@@ -1,6 +1,6 @@
 //! Paged attention of all rows of a step, prefill and decode alike.
 //!
-//! In words. The queries that share a key head are numbered row by row; 32 in a row are an *item*. An item walks its
+//! In words. The queries that share a key head are numbered row by row; up to 32 in a row are an *item*. An item walks its
 //! sequence in splits of [`KV_SPLIT`] positions, counted from the sequence's start. In a split, every query's scores
 //! come first (sixteen positions at a time, a tile of keys being read once for several queries), then their maximum,
 //! their exponentials and the exponentials' sum, and last the weighted sum of the values. Splits are merged in order, by
@@ -19,8 +19,10 @@
 //! what they weigh is still an average.
 
 mod split; // one split of one item
+mod state; // how splits come together
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,7 +35,8 @@ use super::{
     vector::{Kernel, Vector},
 };
 use crate::{CacheLayer, Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
-use split::{ITEM_QUERIES, PASS_QUERIES, Place, Scores, State, Tiles, compute_split, stage_queries, write_out};
+use split::{PASS_QUERIES, Place, Scores, Tiles, compute_split, stage_queries, staged_len};
+use state::{ITEM_QUERIES, State, write_out};
 
 /// How many splits of long items one region holds, at least: for each there is a state.
 const WAVE: usize = 64;
@@ -104,10 +107,11 @@ impl Scratch {
         for segment in &step.segments {
             let queries = segment.rows * group;
             for kv_head in 0..heads.kv {
-                for first_query in (0..queries).step_by(ITEM_QUERIES) {
-                    let queries = ITEM_QUERIES.min(queries - first_query);
+                for first_query in (0..queries).step_by(item_queries(queries)) {
+                    let queries = item_queries(queries).min(queries - first_query);
                     let mut item = Item { segment: *segment, kv_head, first_query, queries, splits: 0..0 };
-                    let seen = item.seen(0, group, mask).start..item.seen(queries - 1, group, mask).end;
+                    let (first, last) = (item.row(0, group), item.row(queries - 1, group));
+                    let seen = item.seen(first, mask).start..item.seen(last, mask).end;
                     item.splits = seen.start / KV_SPLIT..seen.end.div_ceil(KV_SPLIT);
                     self.items.push(item);
                 }
@@ -157,10 +161,10 @@ impl Item {
         (self.first_query + query) / group
     }
 
-    /// The positions that a query sees.
+    /// The positions that the queries of a row see.
     #[inline(always)]
-    fn seen(&self, query: usize, group: usize, mask: &Mask) -> Range<usize> {
-        visible(self.segment.context - self.segment.rows + self.row(query, group), mask.window)
+    fn seen(&self, row: usize, mask: &Mask) -> Range<usize> {
+        visible(self.segment.context - self.segment.rows + row, mask.window)
     }
 }
 
@@ -183,13 +187,25 @@ impl<E> Job<'_, E> {
         self.heads.query / self.heads.kv
     }
 
-    /// The row of the step and the query head of an item's query.
+    /// The row of the step and the query head of each of an item's queries.
     #[inline(always)]
-    fn row_and_head(&self, item: &Item, query: usize) -> (usize, usize) {
-        let group = self.sharers();
-        let head = item.kv_head * group + (item.first_query + query) % group;
-        (item.segment.first_row + item.row(query, group), head)
+    fn rows_and_heads(&self, item: &Item) -> impl Iterator<Item = (usize, usize)> {
+        let (group, first_head) = (self.sharers(), item.kv_head * self.sharers());
+        let (mut row, mut sharer) = (item.segment.first_row + item.row(0, group), item.first_query % group);
+        (0..item.queries).map(move |_| {
+            let at = (row, first_head + sharer);
+            sharer += 1;
+            if sharer == group {
+                (row, sharer) = (row + 1, 0);
+            }
+            at
+        })
     }
+}
+
+/// Queries in each of the items of a segment's key head: items as even as whole passes allow.
+fn item_queries(queries: usize) -> usize {
+    queries.div_ceil(queries.div_ceil(ITEM_QUERIES)).next_multiple_of(PASS_QUERIES)
 }
 
 /// Attends every row of `step`. `qkv` is `(rows, heads.qkv_width())`, `out` is `(rows, heads.query_width())`.
@@ -285,7 +301,7 @@ struct Wave<'a, E> {
 impl<E: Element> Wave<'_, E> {
     fn run_task(&self, number: usize, local: &mut Local) {
         let (task, head_dim) = (&self.tasks[number], self.job.heads.head_dim);
-        local.queries.resize(ITEM_QUERIES * head_dim, 0.0);
+        local.queries.resize(staged_len(head_dim), 0.0);
         // A thread's tasks lie side by side, so this one's next is likely that; its keys can be on their way.
         let next = self.tasks.get(number + 1).map(|next| (&self.items[next.item], next.split));
         match task.long {
@@ -303,11 +319,16 @@ impl<E: Element> Wave<'_, E> {
         let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
         let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
         self.isa.run(Stage { job, item, queries });
-        for split in item.splits.clone() {
-            let next = if split + 1 < item.splits.end { Some((item, split + 1)) } else { next };
-            self.isa.run(OneSplit { job, item, split, next, queries, scores, weights, state });
-            self.isa.run(Merge { job, item, split, running, state });
+        let Range { start: first, end } = item.splits;
+        for split in first..end {
+            let next = if split + 1 < end { Some((item, split + 1)) } else { next };
+            let into = if split == first { &mut *running } else { &mut *state };
+            self.isa.run(OneSplit { job, item, split, next, queries, scores, weights, state: into });
+            if split > first {
+                self.isa.run(Merge { running, state, queries: item.queries, element: PhantomData::<E> });
+            }
         }
+        self.isa.run(WriteOut { job, item, state: running });
     }
 
     /// One split of a long item, and if it is the last to be finished, the merging of all.
@@ -332,7 +353,14 @@ impl<E: Element> Wave<'_, E> {
         for number in *first..first + tasks {
             // SAFETY: whose state this is has finished, and nobody else reads it.
             let state = &unsafe { numbered(&self.states, number, head_dim) };
-            self.isa.run(Merge { job, item, split: self.tasks[number].split, running, state });
+            if self.tasks[number].split == item.splits.start {
+                running.copy(state, item.queries);
+            } else {
+                self.isa.run(Merge { running, state, queries: item.queries, element: PhantomData::<E> });
+            }
+        }
+        if self.tasks[first + tasks - 1].split + 1 == item.splits.end {
+            self.isa.run(WriteOut { job, item, state: running });
         }
     }
 }
@@ -387,25 +415,33 @@ impl<E: Element> Kernel for OneSplit<'_, '_, E> {
     }
 }
 
-/// Merges one split into an item's running state. The item's first split begins it, the last writes the output.
-struct Merge<'a, 'r, 's, E> {
-    job: &'a Job<'a, E>,
-    item: &'a Item,
-    split: usize,
-    running: &'a mut State<'r>,
-    state: &'a State<'s>,
+/// Merges a split into the state of those before it.
+struct Merge<'r, 's, E> {
+    running: &'r mut State<'s>,
+    state: &'r State<'s>,
+    queries: usize,
+    element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for Merge<'_, '_, '_, E> {
+impl<E: Element> Kernel for Merge<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        if self.split == self.item.splits.start {
-            self.running.clear();
-        }
-        self.running.merge(v, self.state, self.item.queries);
-        if self.split + 1 == self.item.splits.end {
-            write_out(v, self.job, self.item, self.running);
-        }
+        self.running.merge::<V, E>(v, self.state, self.queries);
+    }
+}
+
+/// Writes an item's output.
+struct WriteOut<'a, 's, E> {
+    job: &'a Job<'a, E>,
+    item: &'a Item,
+    state: &'a State<'s>,
+}
+
+impl<E: Element> Kernel for WriteOut<'_, '_, E> {
+    type Output = ();
+    #[inline(always)]
+    fn run<V: Vector>(self, v: V) {
+        write_out(v, self.job, self.item, self.state);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     array::Array,
     attention::{self, Scratch},
-    cache::{Cache, Element, LayerWriter, Values},
+    cache::{Cache, Element, LayerWriter, TILE, Values},
     embed,
     experts::Combine,
     gated,
@@ -426,7 +426,10 @@ impl RopePass<'_> {
         let cache = &LayerWriter { shape, values: SharedSlice::new(values), layer: place.layer };
         let all_slots = step.slots(place.group);
         let rope = rope.view();
-        let rows = rows_per_task(step.rows(), heads.qkv_width());
+        let mut rows = rows_per_task(step.rows(), heads.qkv_width());
+        if step.segments.len() < step.rows() {
+            rows = rows.next_multiple_of(TILE); // neighbours write to the same lines
+        }
         pool.run_pieces(qkv, rows * heads.qkv_width(), &|i, qkv| {
             // `Step::begin` has seen to it that no two rows have one slot.
             let slots = &all_slots[i * rows..];

@@ -77,8 +77,7 @@ impl Cache {
                 values.copy_within(from..from + len, copy.to as usize * len);
             }
         }
-        let CacheShape { layers, block_size, kv_heads, head_dim, .. } = self.shape;
-        let len = layers * 2 * kv_heads * block_size * head_dim;
+        let len = block_len(&self.shape);
         match &mut self.values {
             Values::F32(values) => copy(values, len, copies),
             Values::F16(values) => copy(values, len, copies),
@@ -96,16 +95,17 @@ pub(super) trait Element: Plain {
     const LANE: usize;
     /// What a lane is multiplied with: `LANE` components of a query, or the weights of `LANE` positions. 32 bits.
     type Factor: Plain;
-    /// 0.
-    const ZERO_FACTOR: Self::Factor;
     /// Sixteen lanes in registers.
     type Lanes<V: Vector>: Copy;
 
     /// Stores sixteen elements.
     fn store<V: Vector>(v: V, x: V::F32, to: &mut [Self; 16]);
 
-    /// Stores sixteen numbers as the first `16 / LANE` of `to`; gives them back as they are stored.
-    fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [Self::Factor; 16]) -> V::F32;
+    /// Stores sixteen numbers as the first `16 / LANE` of `to`.
+    fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [Self::Factor; 16]);
+
+    /// Adds the numbers of each factor to its lane of `sum`.
+    fn add<V: Vector>(v: V, sum: V::F32, factors: &[Self::Factor; 16]) -> V::F32;
 
     /// Loads the sixteen lanes that begin with element `at`.
     ///
@@ -119,8 +119,11 @@ pub(super) trait Element: Plain {
     /// `sum + factor · lanes`.
     fn multiply<V: Vector>(v: V, factor: Self::Factor, lanes: Self::Lanes<V>, sum: V::F32) -> V::F32;
 
-    /// `exp(score - max)`, as near as a factor needs it.
-    fn weight<V: Vector>(v: V, score: V::F32, max: f32) -> V::F32;
+    /// What scores are multiplied with beforehand, so that [`Element::powers`] is quick.
+    const SCORE_UNIT: f32;
+
+    /// `exp(x / SCORE_UNIT)` of what is no larger than 0, as near as a factor needs it.
+    fn powers<V: Vector>(v: V, x: V::F32) -> V::F32;
 }
 
 /// What elements have in common that are one to a lane and widened.
@@ -128,13 +131,15 @@ macro_rules! one_to_a_lane {
     ($load:ident) => {
         const LANE: usize = 1;
         type Factor = f32;
-        const ZERO_FACTOR: f32 = 0.0;
         type Lanes<V: Vector> = V::F32;
 
         #[inline(always)]
-        fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [f32; 16]) -> V::F32 {
+        fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [f32; 16]) {
             v.store(x, to);
-            x
+        }
+        #[inline(always)]
+        fn add<V: Vector>(v: V, sum: V::F32, factors: &[f32; 16]) -> V::F32 {
+            v.add(sum, v.load(factors))
         }
         #[inline(always)]
         unsafe fn load<V: Vector>(v: V, from: &[Self], at: usize) -> V::F32 {
@@ -149,9 +154,10 @@ macro_rules! one_to_a_lane {
         fn multiply<V: Vector>(v: V, factor: f32, lanes: V::F32, sum: V::F32) -> V::F32 {
             v.fma(v.splat(factor), lanes, sum)
         }
+        const SCORE_UNIT: f32 = 1.0;
         #[inline(always)]
-        fn weight<V: Vector>(v: V, score: V::F32, max: f32) -> V::F32 {
-            v.exp(v.sub(score, v.splat(max)))
+        fn powers<V: Vector>(v: V, x: V::F32) -> V::F32 {
+            v.exp(x)
         }
     };
 }
@@ -180,7 +186,6 @@ impl Element for bf16 {
     const ZERO: bf16 = bf16::ZERO;
     const LANE: usize = 2;
     type Factor = [bf16; 2];
-    const ZERO_FACTOR: [bf16; 2] = [bf16::ZERO; 2];
     type Lanes<V: Vector> = V::Bytes;
 
     #[inline(always)]
@@ -188,10 +193,13 @@ impl Element for bf16 {
         v.store_bf16(x, to);
     }
     #[inline(always)]
-    fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [[bf16; 2]; 16]) -> V::F32 {
-        let to = to.as_flattened_mut().first_chunk_mut().expect("sixteen of thirty-two");
-        v.store_bf16(x, to);
-        v.load_bf16(to)
+    fn store_factors<V: Vector>(v: V, x: V::F32, to: &mut [[bf16; 2]; 16]) {
+        v.store_bf16(x, to.as_flattened_mut().first_chunk_mut().expect("sixteen of thirty-two"));
+    }
+    #[inline(always)]
+    fn add<V: Vector>(v: V, sum: V::F32, factors: &[[bf16; 2]; 16]) -> V::F32 {
+        let pairs = v.load_pairs(factors.as_flattened().try_into().expect("thirty-two"));
+        v.dot_pairs(sum, v.splat_pair([bf16::ONE; 2]), pairs)
     }
     #[inline(always)]
     unsafe fn load<V: Vector>(v: V, from: &[bf16], at: usize) -> V::Bytes {
@@ -207,10 +215,11 @@ impl Element for bf16 {
     fn multiply<V: Vector>(v: V, factor: [bf16; 2], lanes: V::Bytes, sum: V::F32) -> V::F32 {
         v.dot_pairs(sum, v.splat_pair(factor), lanes)
     }
+    // To the base 2, which saves half of the work, and exact for the largest score, which has most of the weight.
+    const SCORE_UNIT: f32 = std::f32::consts::LOG2_E;
     #[inline(always)]
-    fn weight<V: Vector>(v: V, score: V::F32, max: f32) -> V::F32 {
-        // To the base 2, which saves half of the work, and exact for the largest score, which has most of the weight.
-        v.exp2_of_negative(v.mul(v.sub(score, v.splat(max)), v.splat(std::f32::consts::LOG2_E)))
+    fn powers<V: Vector>(v: V, x: V::F32) -> V::F32 {
+        v.exp2_of_negative(x)
     }
 }
 
@@ -232,6 +241,11 @@ pub(super) enum Half {
     Values = 1,
 }
 
+/// Elements of a block.
+fn block_len(shape: &CacheShape) -> usize {
+    shape.layers * 2 * shape.kv_heads * shape.block_size * shape.head_dim
+}
+
 /// Where the half block of one layer and head begins.
 fn half_block(shape: &CacheShape, layer: usize, block: usize, half: Half, head: usize) -> usize {
     let CacheShape { layers, blocks, block_size, kv_heads, head_dim, .. } = *shape;
@@ -251,20 +265,21 @@ pub(super) struct LayerView<'a, E> {
 }
 
 impl<'a, E: Element> LayerView<'a, E> {
-    /// Sixteen positions' keys or values at a time, from `position` on, which is a multiple of 16.
+    /// The keys and values of sixteen positions at a time, from the sequence's tile `first` on. Endless: take what there is.
     #[inline(always)]
-    pub fn tiles(&self, table: &'a [u32], position: usize, half: Half, head: usize) -> impl Iterator<Item = &'a [E]> {
+    pub fn tiles(&self, table: &'a [u32], first: usize, head: usize) -> impl Iterator<Item = [&'a [E]; 2]> {
         let Self { shape, values, layer } = *self;
-        let tile_len = TILE * shape.head_dim;
-        let tiles = shape.block_size / TILE;
-        let skipped = position % shape.block_size / TILE;
-        let blocks = table[position / shape.block_size..].iter();
-        blocks
-            .flat_map(move |&block| {
-                let first = half_block(shape, layer, block as usize, half, head);
-                (0..tiles).map(move |tile| &values[first + tile * tile_len..][..tile_len])
-            })
-            .skip(skipped)
+        let starts = [Half::Keys, Half::Values].map(|half| half_block(shape, layer, 0, half, head));
+        let (block_len, tile_len, tiles) = (block_len(shape), TILE * shape.head_dim, shape.block_size / TILE);
+        let (mut block, mut tile) = (first / tiles, first % tiles);
+        std::iter::from_fn(move || {
+            let at = table[block] as usize * block_len + tile * tile_len;
+            tile += 1;
+            if tile == tiles {
+                (block, tile) = (block + 1, 0);
+            }
+            Some(starts.map(|start| &values[start + at..][..tile_len]))
+        })
     }
 }
 
@@ -307,6 +322,27 @@ impl<E: Element> LayerWriter<'_, E> {
                 unsafe { self.values.slice(first + (d + i) * E::LANE, 1)[0] = element };
             }
         });
+    }
+
+    /// Writes two values of one head side by side, where the slots from `slot` on share their lanes.
+    ///
+    /// # Safety
+    /// No other thread writes these slots.
+    #[inline(always)]
+    pub unsafe fn write_values<V: Vector>(&self, v: V, slot: usize, head: usize, values: [&[f32]; 2]) {
+        let (offset, begin) = self.locate(slot, head, Half::Values, values[0]);
+        assert!(E::LANE == 2 && offset.is_multiple_of(2) && values[1].len() == values[0].len());
+        // SAFETY: all lanes of these two slots, which are ours by the caller's promise.
+        let to = unsafe { self.values.slice(begin + offset * values[0].len(), 2 * values[0].len()) };
+        let chunks = values[0].chunks(16).zip(values[1].chunks(16));
+        for ((first, second), to) in chunks.zip(to.chunks_mut(32)) {
+            let mut elements = [[E::ZERO; 16]; 2];
+            E::store(v, v.load_partial(first, 0.0), &mut elements[0]);
+            E::store(v, v.load_partial(second, 0.0), &mut elements[1]);
+            for (i, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                *pair = [elements[0][i], elements[1][i]];
+            }
+        }
     }
 
     #[inline(always)]

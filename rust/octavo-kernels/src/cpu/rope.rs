@@ -98,17 +98,17 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
         let Heads { query, kv, head_dim } = self.heads;
-        for (i, qkv) in self.qkv.chunks_exact_mut(self.heads.qkv_width()).enumerate() {
+        let width = self.heads.qkv_width();
+        for (i, qkv) in self.qkv.chunks_exact_mut(width).enumerate() {
             let (row, slot) = (self.first_row + i, self.slots[i] as usize);
             let (queries, keys_values) = qkv.split_at_mut(query * head_dim);
-            let (keys, values) = keys_values.split_at_mut(kv * head_dim);
             for head in queries.chunks_exact_mut(head_dim) {
                 if let Some(weight) = self.query_norm {
                     normalise_in_place(v, head, weight, self.eps);
                 }
                 self.rope.rotate(row, head);
             }
-            for (kv_head, head) in keys.chunks_exact_mut(head_dim).enumerate() {
+            for (kv_head, head) in keys_values[..kv * head_dim].chunks_exact_mut(head_dim).enumerate() {
                 if let Some(weight) = self.key_norm {
                     normalise_in_place(v, head, weight, self.eps);
                 }
@@ -116,9 +116,22 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
                 // SAFETY: no other thread has this row's slot.
                 unsafe { self.cache.write_key(v, slot, kv_head, head) };
             }
-            for (kv_head, head) in values.chunks_exact(head_dim).enumerate() {
-                // SAFETY: no other thread has this row's slot.
-                unsafe { self.cache.write_value(v, slot, kv_head, head) };
+        }
+
+        let mut rows =
+            self.qkv.chunks_exact(width).map(|qkv| &qkv[(query + kv) * head_dim..]).zip(self.slots).peekable();
+        while let Some((values, &slot)) = rows.next() {
+            let shares_lanes = |next: &(&[f32], &u32)| E::LANE == 2 && slot.is_multiple_of(2) && *next.1 == slot + 1;
+            let second = rows.next_if(shares_lanes);
+            for (kv_head, value) in values.chunks_exact(head_dim).enumerate() {
+                if let Some((values, _)) = second {
+                    let values = [value, &values[kv_head * head_dim..][..head_dim]];
+                    // SAFETY: no other thread has these rows' slots.
+                    unsafe { self.cache.write_values(v, slot as usize, kv_head, values) };
+                } else {
+                    // SAFETY: no other thread has this row's slot.
+                    unsafe { self.cache.write_value(v, slot as usize, kv_head, value) };
+                }
             }
         }
     }

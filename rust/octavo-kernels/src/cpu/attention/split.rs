@@ -1,13 +1,16 @@
-//! The arithmetic of attention: one split of one item, and how splits come together.
+//! The arithmetic of attention: one split of one item.
 
 // `for m in 0..M` over several arrays of registers reads better than the zips that would replace it.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
 
-use super::{Item, Job};
+use super::{
+    Item, Job,
+    state::{ITEM_QUERIES, State, component, sixteen, sixteen_mut},
+};
 use crate::{
-    KV_SPLIT, Mask,
+    KV_SPLIT,
     cpu::{
         cache::{Element, Half, TILE},
         gated::soft_cap,
@@ -15,9 +18,6 @@ use crate::{
         vector::Vector,
     },
 };
-
-/// Queries in an item, at most.
-pub(super) const ITEM_QUERIES: usize = 32;
 
 /// Queries that share one pass over keys and values, at most.
 pub(super) const PASS_QUERIES: usize = 8;
@@ -40,96 +40,24 @@ fn pass_len<V: Vector>(rest: usize) -> usize {
     rest.min(if V::ROWS >= PASS_QUERIES { PASS_QUERIES } else { 4 })
 }
 
-/// What softmax needs to know of the positions so far, for each query of an item: the largest score, the sum of
-/// `exp(score - max)`, and the values weighted with the same.
-pub(super) struct State<'a> {
-    max: &'a mut [f32],
-    sum: &'a mut [f32],
-    acc: &'a mut [f32], // (ITEM_QUERIES, vectors · 16); see `component`
-    stride: usize,
+/// Floats that an item's staged queries take.
+pub(super) fn staged_len(head_dim: usize) -> usize {
+    ITEM_QUERIES * head_dim + 16
 }
 
-/// The head component at which vector `i` of an output begins. If the head is no multiple of 16, the last vector
-/// overlaps the one before; both hold the same values there.
-#[inline(always)]
-fn component(i: usize, head_dim: usize) -> usize {
-    (16 * i).min(head_dim - 16)
-}
-
-#[inline(always)]
-fn sixteen<T>(values: &[T], at: usize) -> &[T; 16] {
-    values[at..].first_chunk().expect("sixteen more values")
-}
-
-#[inline(always)]
-fn sixteen_mut<T>(values: &mut [T], at: usize) -> &mut [T; 16] {
-    values[at..].first_chunk_mut().expect("sixteen more values")
-}
-
-impl<'a> State<'a> {
-    /// Floats that a state takes.
-    pub fn len(head_dim: usize) -> usize {
-        ITEM_QUERIES * (2 + head_dim.next_multiple_of(16))
-    }
-
-    /// A state in `memory`.
-    #[inline(always)]
-    pub fn over(memory: &'a mut [f32], head_dim: usize) -> Self {
-        let (max, rest) = memory.split_at_mut(ITEM_QUERIES);
-        let (sum, acc) = rest.split_at_mut(ITEM_QUERIES);
-        Self { max, sum, acc, stride: head_dim.next_multiple_of(16) }
-    }
-
-    /// Of no positions.
-    #[inline(always)]
-    pub fn clear(&mut self) {
-        self.max.fill(f32::NEG_INFINITY);
-        self.sum.fill(0.0);
-        self.acc.fill(0.0);
-    }
-
-    /// Adds the positions of `next`, which come after its own.
-    #[inline(always)]
-    pub fn merge<V: Vector>(&mut self, v: V, next: &State<'_>, queries: usize) {
-        for q in 0..queries {
-            if next.max[q] == f32::NEG_INFINITY {
-                continue; // this query sees nothing there, and `next.acc` is stale
-            }
-            let max = self.max[q].max(next.max[q]);
-            let (scale, next_scale) = ((self.max[q] - max).exp(), (next.max[q] - max).exp());
-            self.max[q] = max;
-            self.sum[q] = self.sum[q] * scale + next.sum[q] * next_scale;
-            let (scale, next_scale) = (v.splat(scale), v.splat(next_scale));
-            let row = q * self.stride..(q + 1) * self.stride;
-            let (acc, _) = self.acc[row.clone()].as_chunks_mut::<16>();
-            for (acc, next) in acc.iter_mut().zip(next.acc[row].as_chunks::<16>().0) {
-                let scaled = v.mul(v.load(acc), scale);
-                v.store(v.fma(v.load(next), next_scale, scaled), acc);
-            }
-        }
-    }
-}
-
-/// Copies an item's queries to where passes read them: pass by pass, `[head_dim / LANE][queries of the pass]`.
+/// Copies an item's queries, as factors, to where passes read them: `[query][head_dim / LANE]`. They are scaled, so that
+/// their products with keys are scores.
 #[inline(always)]
 pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item: &Item, staged: &mut [E::Factor]) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.qkv_width());
-    let factors = head_dim / E::LANE;
-    let mut first = 0;
-    while first < item.queries {
-        let len = pass_len::<V>(item.queries - first);
-        let staged = &mut staged[first * factors..][..len * factors];
-        for q in 0..len {
-            let (row, head) = job.row_and_head(item, first + q);
-            let query = &job.qkv[row * width + head * head_dim..][..head_dim];
-            let mut places = staged[q..].iter_mut().step_by(len);
-            for some in query.chunks(16) {
-                let mut factors = [E::ZERO_FACTOR; 16];
-                E::store_factors(v, v.load_partial(some, 0.0), &mut factors);
-                places.by_ref().zip(&factors[..some.len() / E::LANE]).for_each(|(place, factor)| *place = *factor);
-            }
+    let scale = v.splat(if job.mask.soft_cap.is_some() { job.mask.scale } else { job.mask.scale * E::SCORE_UNIT });
+    for (q, (row, head)) in job.rows_and_heads(item).enumerate() {
+        let query = &job.qkv[row * width + head * head_dim..][..head_dim];
+        for (i, some) in query.chunks(16).enumerate() {
+            // What is beyond a query's end is written again, by the next one.
+            let factors = sixteen_mut(staged, (q * head_dim + 16 * i) / E::LANE);
+            E::store_factors(v, v.mul(v.load_partial(some, 0.0), scale), factors);
         }
-        first += len;
     }
 }
 
@@ -185,9 +113,30 @@ impl<'a> Place<'a> {
     /// What a query sees of this split; `start == end` if nothing.
     #[inline(always)]
     fn seen<E>(&self, job: &Job<'_, E>, query: usize) -> Range<usize> {
-        let seen = self.item.seen(query, job.sharers(), &job.mask);
+        self.seen_from(job, self.item.row(query, job.sharers()))
+    }
+
+    /// What the queries of a row see.
+    #[inline(always)]
+    fn seen_from<E>(&self, job: &Job<'_, E>, row: usize) -> Range<usize> {
+        let seen = self.item.seen(row, &job.mask);
         let clip = |position: usize| position.saturating_sub(self.first).min(KV_SPLIT);
         clip(seen.start)..clip(seen.end)
+    }
+
+    /// What each of some queries sees, from `query` on.
+    #[inline(always)]
+    fn seen_by<E, const M: usize>(&self, job: &Job<'_, E>, query: usize) -> [Range<usize>; M] {
+        let group = job.sharers();
+        let (mut row, mut sharer) = ((self.item.first_query + query) / group, (self.item.first_query + query) % group);
+        std::array::from_fn(|_| {
+            let seen = self.seen_from(job, row);
+            sharer += 1;
+            if sharer == group {
+                (row, sharer) = (row + 1, 0);
+            }
+            seen
+        })
     }
 
     /// The tiles that any query sees something of.
@@ -197,10 +146,10 @@ impl<'a> Place<'a> {
         start / TILE..end.div_ceil(TILE)
     }
 
-    /// The keys or values of the split's tiles from `tile` on.
+    /// The split's keys and values from `tile` on, tile by tile.
     #[inline(always)]
-    fn read<E: Element>(&self, job: &Job<'a, E>, tile: usize, half: Half) -> impl Iterator<Item = &'a [E]> {
-        job.cache.tiles(self.table, self.first + tile * TILE, half, self.item.kv_head)
+    fn read<E: Element>(&self, job: &Job<'a, E>, tile: usize) -> impl Iterator<Item = [&'a [E]; 2]> {
+        job.cache.tiles(self.table, self.first / TILE + tile, self.item.kv_head)
     }
 }
 
@@ -220,12 +169,14 @@ impl<'a, E: Element> Tiles<'a, E> {
         let mut order = [&[] as &[E]; 2 * SPLIT_TILES + AHEAD];
         let (keys, rest) = order.split_at_mut(seen.len());
         let (values, rest) = rest.split_at_mut(seen.len());
+        for ((key, value), tile) in keys.iter_mut().zip(values).zip(place.read(job, seen.start)) {
+            [*key, *value] = tile;
+        }
         let after = &mut rest[..AHEAD];
-        keys.iter_mut().zip(place.read(job, seen.start, Half::Keys)).for_each(|(to, tile)| *to = tile);
-        values.iter_mut().zip(place.read(job, seen.start, Half::Values)).for_each(|(to, tile)| *to = tile);
         after.fill(keys[0]); // any tile will do where there are not so many
-        let next_keys = next.read(job, next_seen.start, Half::Keys).take(next_seen.len());
-        after.iter_mut().zip(next_keys).for_each(|(to, tile)| *to = tile);
+        for (after, [keys, _]) in after[..next_seen.len().min(AHEAD)].iter_mut().zip(next.read(job, next_seen.start)) {
+            *after = keys;
+        }
         Self { place, seen, order }
     }
 
@@ -243,7 +194,7 @@ struct Pass<'p, 'a, E: Element> {
     tiles: &'p Tiles<'a, E>,
     /// The first of the queries.
     first: usize,
-    staged: &'p [E::Factor],
+    staged: &'p [E::Factor], // (M, head_dim / LANE)
 }
 
 impl<E: Element> Pass<'_, '_, E> {
@@ -257,7 +208,7 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         let scores: &mut [[f32; KV_SPLIT]; M] = scores.first_chunk_mut().expect("room for a pass");
         let weights: &mut Weights<E, M> = weights.first_chunk_mut().expect("room for a pass");
-        let seen: [Range<usize>; M] = std::array::from_fn(|m| self.tiles.place.seen(self.job, self.first + m));
+        let seen: [_; M] = self.tiles.place.seen_by(self.job, self.first);
         // Later queries see from later positions to later ones; what nobody sees begins and ends with the split.
         let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
 
@@ -296,13 +247,14 @@ impl<E: Element> Pass<'_, '_, E> {
     #[inline(always)]
     fn score<V: Vector, const M: usize, const N: usize>(&self, v: V, tile: usize, scores: &mut [[f32; KV_SPLIT]; M]) {
         let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys));
-        let (queries, _) = self.staged.as_chunks::<M>(); // (head_dim / LANE, M)
-        let lanes = TILE * E::LANE;
+        let (lanes, factors) = (TILE * E::LANE, self.job.heads.head_dim / E::LANE);
+        let queries: [_; M] = std::array::from_fn(|m| &self.staged[m * factors..][..factors]);
         for (keys, _) in tiles {
-            assert!(keys.len() >= queries.len() * lanes);
+            assert!(keys.len() >= factors * lanes);
         }
         let mut sums = [[v.splat(0.0); N]; M];
-        for (i, query) in queries.iter().enumerate() {
+        for i in 0..factors {
+            let query: [_; M] = std::array::from_fn(|m| queries[m][i]);
             for n in 0..N {
                 let (keys, ahead) = tiles[n];
                 prefetch_element(ahead, i * lanes);
@@ -313,18 +265,17 @@ impl<E: Element> Pass<'_, '_, E> {
                 }
             }
         }
-        let Mask { scale, soft_cap: cap, .. } = self.job.mask;
         assert!(tile + N <= SPLIT_TILES);
         for m in 0..M {
             for n in 0..N {
-                v.store(v.mul(sums[m][n], v.splat(scale)), sixteen_mut(&mut scores[m], (tile + n) * TILE));
+                v.store(sums[m][n], sixteen_mut(&mut scores[m], (tile + n) * TILE));
             }
         }
-        if cap.is_some() {
+        if let Some(cap) = self.job.mask.soft_cap {
             for scores in scores {
                 for n in 0..N {
                     let score = sixteen_mut(scores, (tile + n) * TILE);
-                    v.store(soft_cap(v, v.load(score), cap), score);
+                    v.store(v.mul(soft_cap(v, v.load(score), Some(cap)), v.splat(E::SCORE_UNIT)), score);
                 }
             }
         }
@@ -441,7 +392,7 @@ fn prefetch_element<E>(elements: &[E], at: usize) {
     prefetch_bytes(elements.as_ptr().wrapping_add(at).addr(), 1);
 }
 
-/// Turns each query's scores of what it has `seen` into the weights `exp(score - max)`, and all others of `tiles` into 0.
+/// Turns each query's scores of what it has `seen` into weights relative to the largest, and all others of `tiles` into 0.
 /// Returns the maxima and the weights' sums, as they are rounded. Queries go side by side: one alone would wait for itself.
 #[inline(always)]
 fn softmax<V: Vector, E: Element, const M: usize>(
@@ -451,17 +402,19 @@ fn softmax<V: Vector, E: Element, const M: usize>(
     tiles: Range<usize>,
     seen: &[Range<usize>; M],
 ) -> [(f32, f32); M] {
+    // Whole vectors of factors.
+    let many = TILE * E::LANE;
+    let all = tiles.start * TILE / many * many..(tiles.end * TILE).next_multiple_of(many);
     // By position and not by arithmetic: what an unwritten part of a block holds is anything, even no number.
     for (scores, seen) in scores.iter_mut().zip(seen) {
-        let all = tiles.start * TILE..tiles.end * TILE;
         let seen = if seen.is_empty() { all.start..all.start } else { seen.clone() };
         scores[all.start..seen.start].fill(f32::NEG_INFINITY);
         scores[seen.end..all.end].fill(f32::NEG_INFINITY);
     }
     let mut maxima = [v.splat(f32::NEG_INFINITY); M];
-    for tile in tiles.clone() {
+    for at in all.clone().step_by(TILE) {
         for m in 0..M {
-            maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], tile * TILE)));
+            maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], at)));
         }
     }
     let mut found = [(f32::NEG_INFINITY, 0.0); M];
@@ -471,32 +424,20 @@ fn softmax<V: Vector, E: Element, const M: usize>(
         // Where a query sees nothing, infinities have no difference.
         shifts[m] = if found[m].0 == f32::NEG_INFINITY { 0.0 } else { found[m].0 };
     }
-    let mut sums = [v.splat(0.0); M];
-    for tile in tiles {
+    for at in all.clone().step_by(TILE) {
         for m in 0..M {
-            let weight = E::weight(v, v.load(sixteen(&scores[m], tile * TILE)), shifts[m]);
-            let weight = E::store_factors(v, weight, sixteen_mut(&mut weights[m], tile * TILE / E::LANE));
-            sums[m] = v.add(sums[m], weight);
+            let weight = E::powers(v, v.sub(v.load(sixteen(&scores[m], at)), v.splat(shifts[m])));
+            E::store_factors(v, weight, sixteen_mut(&mut weights[m], at / E::LANE));
+        }
+    }
+    let mut sums = [v.splat(0.0); M];
+    for at in all.step_by(many) {
+        for m in 0..M {
+            sums[m] = E::add(v, sums[m], sixteen(&weights[m], at / E::LANE));
         }
     }
     for m in 0..M {
         found[m].1 = v.sum(sums[m]);
     }
     found
-}
-
-/// Divides by the sums and writes the output of an item's queries.
-#[inline(always)]
-pub(super) fn write_out<V: Vector, E>(v: V, job: &Job<'_, E>, item: &Item, state: &State<'_>) {
-    let (head_dim, width) = (job.heads.head_dim, job.heads.query_width());
-    for q in 0..item.queries {
-        let (row, head) = job.row_and_head(item, q);
-        // SAFETY: a query is in one item, and an item is written by one task.
-        let out = unsafe { job.out.slice(row * width + head * head_dim, head_dim) };
-        let sum = v.splat(state.sum[q]);
-        for i in 0..state.stride / 16 {
-            let acc = v.load(sixteen(state.acc, q * state.stride + 16 * i));
-            v.store(v.div(acc, sum), sixteen_mut(out, component(i, head_dim)));
-        }
-    }
 }
