@@ -137,17 +137,30 @@ fn add_block<V: Vector, F: Format, const R: usize>(
     if V::ROWS == 8 {
         row_by_row::<V, F, R>(v, sums, codes, scales, rows);
     } else if F::Scales::HALVES {
-        for half in 0..2 {
-            let dots = group_by_group::<V, F, R, 4>(v, codes, 4 * half, rows);
-            for ((sum, dot), x) in sums.iter_mut().zip(dots).zip(rows) {
-                *sum = add_half::<V, F>(v, *sum, dot, scales, half, x);
-            }
-        }
+        let first = group_by_group::<V, F, R, 0, 4>(v, codes, rows);
+        add_halves::<V, F, R>(v, sums, first, scales, 0, rows);
+        let second = group_by_group::<V, F, R, 4, 4>(v, codes, rows);
+        add_halves::<V, F, R>(v, sums, second, scales, 1, rows);
     } else {
-        let dots = group_by_group::<V, F, R, 8>(v, codes, 0, rows);
+        let dots = group_by_group::<V, F, R, 0, 8>(v, codes, rows);
         for ((sum, dot), x) in sums.iter_mut().zip(dots).zip(rows) {
             *sum = add_whole::<V, F>(v, *sum, dot, scales, x);
         }
+    }
+}
+
+/// [`add_half`] for all rows.
+#[inline(always)]
+fn add_halves<V: Vector, F: Format, const R: usize>(
+    v: V,
+    sums: &mut [V::F32; R],
+    dots: [V::I32; R],
+    scales: [[V::F32; 2]; 2],
+    half: usize,
+    rows: &[Block; R],
+) {
+    for ((sum, dot), x) in sums.iter_mut().zip(dots).zip(rows) {
+        *sum = add_half::<V, F>(v, *sum, dot, scales, half, x);
     }
 }
 
@@ -182,13 +195,12 @@ fn row_by_row<V: Vector, F: Format, const R: usize>(
     }
 }
 
-/// The rows' products with `N` groups of codes from group `first` on, where not even half of a block fits the registers
+/// The rows' products with `N` groups of codes from group `FIRST` on, where not even half of a block fits the registers
 /// beside the rows' sums: a group is unpacked for all rows.
 #[inline(always)]
-fn group_by_group<V: Vector, F: Format, const R: usize, const N: usize>(
+fn group_by_group<V: Vector, F: Format, const R: usize, const FIRST: usize, const N: usize>(
     v: V,
     codes: &F::Codes,
-    first: usize,
     rows: &[Block; R],
 ) -> [V::I32; R] {
     // How many groups a sum has room for: each adds two products to either half of it.
@@ -197,9 +209,9 @@ fn group_by_group<V: Vector, F: Format, const R: usize, const N: usize>(
     let none = v.sums(v.splat_i32(0));
     let (mut totals, mut sums) = ([v.splat_i32(0); R], [none; R]);
     for g in 0..N {
-        let unpacked = codes.group(v, first + g);
+        let unpacked = codes.group(v, FIRST + g);
         for (sums, x) in sums.iter_mut().zip(rows) {
-            *sums = dot::<V, F>(v, *sums, unpacked, v.splat_quad(x.codes[first + g]));
+            *sums = dot::<V, F>(v, *sums, unpacked, v.splat_quad(x.codes[FIRST + g]));
         }
         if (g + 1) % run == 0 || g + 1 == N {
             for (total, sums) in totals.iter_mut().zip(&mut sums) {
@@ -208,7 +220,7 @@ fn group_by_group<V: Vector, F: Format, const R: usize, const N: usize>(
         }
     }
     for (total, x) in totals.iter_mut().zip(rows) {
-        for half in first / 4..(first + N) / 4 {
+        for half in FIRST / 4..(FIRST + N) / 4 {
             *total = v.add_i32(*total, start::<V, F>(v, x.minus_sums[half]));
         }
     }
