@@ -173,6 +173,21 @@ fn long_beside_short(every: u64, at_once: u64) {
     assert!(worst <= target * 108 / 100, "every {every}: a gap of {worst} ns");
 }
 
+/// With room for many sequences, in steps that cost something.
+fn world_of_lists(max_num_batched_tokens: usize, target: u64) -> World {
+    let mut world = World::new(SchedulerConfig {
+        max_num_seqs: 64,
+        max_num_batched_tokens,
+        max_queue: 1000,
+        max_model_len: 1000,
+        layout: KvLayout::new(16),
+        blocks: 2000,
+        itl_target_ns: Some(target),
+    });
+    world.executor = Simulated::new(COST, VOCAB);
+    world
+}
+
 /// Rows of the steps until everybody of a list has begun to answer.
 fn read_list(world: &mut World, list: &[RequestId]) -> Vec<usize> {
     let mut rows = Vec::new();
@@ -186,17 +201,8 @@ fn read_list(world: &mut World, list: &[RequestId]) -> Vec<usize> {
 #[test]
 fn a_list_is_read_in_full_steps_until_somebody_else_lives() {
     let target = 30_000_000;
-    let mut world = World::new(SchedulerConfig {
-        max_num_seqs: 64,
-        max_num_batched_tokens: 512,
-        max_queue: 1000,
-        max_model_len: 1000,
-        layout: KvLayout::new(16),
-        blocks: 2000,
-        itl_target_ns: Some(target),
-    });
     // A full step takes 80 ms, one of forty that decode 9 ms.
-    world.executor = Simulated::new(COST, VOCAB);
+    let mut world = world_of_lists(512, target);
     let list = |world: &mut World, ids: std::ops::Range<u64>, tokens| -> Vec<RequestId> {
         ids.map(|id| world.submit(Request { call: RequestId(0), ..request(id, &prompt(id, 128), tokens) })).collect()
     };
@@ -238,16 +244,7 @@ fn a_list_is_read_in_full_steps_until_somebody_else_lives() {
 #[test]
 fn a_list_alone_makes_no_step_that_others_wait_long_for() {
     let target = 30_000_000;
-    let mut world = World::new(SchedulerConfig {
-        max_num_seqs: 64,
-        max_num_batched_tokens: 2048,
-        max_queue: 1000,
-        max_model_len: 1000,
-        layout: KvLayout::new(16),
-        blocks: 2000,
-        itl_target_ns: Some(target),
-    });
-    world.executor = Simulated::new(COST, VOCAB);
+    let mut world = world_of_lists(2048, target);
     let list = |world: &mut World, ids: std::ops::Range<u64>| {
         let call = RequestId(ids.start);
         for id in ids {

@@ -161,6 +161,20 @@ impl Item {
         (self.first_query + query) / group
     }
 
+    /// The rows of the queries from `query` on, and each one's place among its row's. Endless: take what there are.
+    #[inline(always)]
+    fn rows_and_places(&self, query: usize, group: usize) -> impl Iterator<Item = (usize, usize)> {
+        let (mut row, mut place) = (self.row(query, group), (self.first_query + query) % group);
+        std::iter::from_fn(move || {
+            let at = (row, place);
+            place += 1;
+            if place == group {
+                (row, place) = (row + 1, 0);
+            }
+            Some(at)
+        })
+    }
+
     /// The positions that the queries of a row see.
     #[inline(always)]
     fn seen(&self, row: usize, mask: &Mask) -> Range<usize> {
@@ -190,16 +204,9 @@ impl<E> Job<'_, E> {
     /// The row of the step and the query head of each of an item's queries.
     #[inline(always)]
     fn rows_and_heads(&self, item: &Item) -> impl Iterator<Item = (usize, usize)> {
-        let (group, first_head) = (self.sharers(), item.kv_head * self.sharers());
-        let (mut row, mut sharer) = (item.segment.first_row + item.row(0, group), item.first_query % group);
-        (0..item.queries).map(move |_| {
-            let at = (row, first_head + sharer);
-            sharer += 1;
-            if sharer == group {
-                (row, sharer) = (row + 1, 0);
-            }
-            at
-        })
+        let (group, first_row) = (self.sharers(), item.segment.first_row);
+        let first_head = item.kv_head * group;
+        item.rows_and_places(0, group).map(move |(row, place)| (first_row + row, first_head + place)).take(item.queries)
     }
 }
 

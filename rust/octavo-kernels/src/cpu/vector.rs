@@ -116,8 +116,7 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn shr_pairs(self, x: Self::Bytes, bits: u32) -> Self::Bytes;
     /// What products are added to.
     fn sums(self, start: Self::I32) -> Self::Sums;
-    /// `acc + Σ₄ codes · activations`, for codes up to 63 and activations in ±127. So many of them that twice their codes
-    /// times their activations stay within [`Vector::MOST_SUM`].
+    /// `acc + Σ₄ codes · activations`, for codes up to 63 and activations in ±127, at most [`Vector::most_groups`] times.
     fn dot(self, acc: Self::Sums, codes: Self::Bytes, activations: Self::Bytes) -> Self::Sums;
     /// The same for codes that are a signed value + 128; see [`Vector::BIAS_LEFT`].
     fn dot_biased(self, acc: Self::Sums, codes: Self::Bytes, activations: Self::Bytes) -> Self::Sums;
@@ -143,6 +142,12 @@ pub trait Vector: Copy + Send + Sync + 'static {
     fn sum_i32(self, x: Self::I32) -> i32;
 
     // Built on the above.
+
+    /// How many groups of codes up to `most` a sum has room for: each adds two products to either half of it.
+    #[inline(always)]
+    fn most_groups(most: i32) -> usize {
+        (Self::MOST_SUM / (2 * 127 * most)) as usize
+    }
 
     /// Loads up to 16 values; the other lanes are `fill`.
     #[inline(always)]

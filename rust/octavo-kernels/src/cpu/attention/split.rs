@@ -127,16 +127,11 @@ impl<'a> Place<'a> {
     /// What each of some queries sees, from `query` on.
     #[inline(always)]
     fn seen_by<E, const M: usize>(&self, job: &Job<'_, E>, query: usize) -> [Range<usize>; M] {
-        let group = job.sharers();
-        let (mut row, mut sharer) = ((self.item.first_query + query) / group, (self.item.first_query + query) % group);
-        std::array::from_fn(|_| {
-            let seen = self.seen_from(job, row);
-            sharer += 1;
-            if sharer == group {
-                (row, sharer) = (row + 1, 0);
-            }
-            seen
-        })
+        let mut seen = [const { 0..0 }; M];
+        for (seen, (row, _)) in seen.iter_mut().zip(self.item.rows_and_places(query, job.sharers())) {
+            *seen = self.seen_from(job, row);
+        }
+        seen
     }
 
     /// The tiles that any query sees something of.

@@ -173,6 +173,7 @@ fn row_by_row<V: Vector, F: Format, const R: usize>(
     scales: [[V::F32; 2]; 2],
     rows: &[Block; R],
 ) {
+    const { assert!(V::ROWS < 8 || V::MOST_SUM == i32::MAX) } // a sum holds them all
     let mut unpacked = [v.splat_byte(0); 8];
     for (g, unpacked) in unpacked.iter_mut().enumerate() {
         *unpacked = codes.group(v, g);
@@ -203,9 +204,7 @@ fn group_by_group<V: Vector, F: Format, const R: usize, const FIRST: usize, cons
     codes: &F::Codes,
     rows: &[Block; R],
 ) -> [V::I32; R] {
-    // How many groups a sum has room for: each adds two products to either half of it.
-    let most_code = if F::BYTES { 128 } else { (1 << F::Codes::BITS) - 1 };
-    let run = (V::MOST_SUM / (2 * 127 * most_code)) as usize;
+    let run = V::most_groups(if F::BYTES { 128 } else { (1 << F::Codes::BITS) - 1 });
     let none = v.sums(v.splat_i32(0));
     let (mut totals, mut sums) = ([v.splat_i32(0); R], [none; R]);
     for g in 0..N {

@@ -135,7 +135,7 @@ fn sums_hold_as_many_products_as_they_say() {
         #[inline(always)]
         fn run<V: Vector>(self, v: V) -> (f32, usize) {
             let code = (1u8 << self.bits) - 1;
-            let run = (V::MOST_SUM / (2 * 127 * i32::from(code))).min(8) as usize;
+            let run = V::most_groups(code.into()).min(8);
             let dot = |sums, _| v.dot(sums, v.splat_byte(code), v.splat_quad([self.activation; 4]));
             (-v.max_lane(v.to_f32(v.total((0..run).fold(v.sums(v.splat_i32(0)), dot)))), run)
         }
