@@ -26,8 +26,8 @@ class InvalidRequestError(OctavoError, ValueError):
 class QueueFullError(OctavoError):
     """As many requests are running and waiting as may; try again later."""
 
-    #: Seconds until there will be room: always a number above 0. Places that become free by then are kept for users who
-    #: were refused and hold less than their share.
+    #: Seconds after which there will mostly be room: always a number above 0. Places that become free by then are kept
+    #: for users who were refused and hold less than their share, and within a user for calls that were refused first.
     retry_after: float
 
 

@@ -102,7 +102,8 @@ class Anatomy:
     @property
     def predicted_ttft_s(self) -> float:
         """What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
-        engine was lately. Before its first step that is 1 ms for a token of a prompt, and 20 ms for a step."""
+        engine was lately. Requests that come later may come first: shorter ones, and those of users who were served
+        less. Before its first step that is 1 ms for a token of a prompt, and 20 ms for a step."""
     @property
     def tpot_s(self) -> float | None:
         """Mean time per token after the first."""

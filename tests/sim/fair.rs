@@ -110,7 +110,7 @@ fn crowd(seed: u64, claims: bool) -> f64 {
                         next += 1;
                     }
                     Err(full) => {
-                        let retry_after_ns = world.scheduler.load().place_ns(full.ends, &Unseen::default());
+                        let retry_after_ns = world.scheduler.load().place_ns(full.ends, &Unseen::default(), world.now);
                         if claims {
                             gate.door.claim(&Gate::call(&request), world.now, retry_after_ns);
                         }

@@ -38,7 +38,10 @@ fn play(seed: u64, users: usize, priorities: usize, burst: usize) -> (World, BTr
                 ..request(id, &tokens, coins.within(1, most))
             };
             let ahead = gate.enter(&config, &request, world.now).expect("there is room");
-            told.insert(RequestId(id), world.scheduler.load().forecast(tokens.len(), &ahead, &Unseen::default()));
+            told.insert(
+                RequestId(id),
+                world.scheduler.load().forecast(tokens.len(), &ahead, &Unseen::default(), world.now),
+            );
             world.submit(request);
         }
         world.step();
@@ -91,7 +94,7 @@ fn promises(places: usize, requests: u64, answer: impl Fn(u64) -> (usize, bool))
     loop {
         let load = world.scheduler.load();
         if load.waiting > 0 && load.running == places {
-            told.push((world.now.0, load.place_ns(1, &Unseen::default()), finished));
+            told.push((world.now.0, load.place_ns(1, &Unseen::default(), world.now), finished));
         }
         if !world.step() {
             break;
@@ -156,17 +159,19 @@ fn there_is_always_an_answer() {
         let (mut world, mut gate) = (World::unchecked(config.clone()), Gate::default());
         // On its way: what it asked for is known.
         let mut unseen = Unseen::default();
-        let before = world.scheduler.load().place_ns(1, &unseen);
+        let before = world.scheduler.load().place_ns(1, &unseen, world.now);
         unseen.add(Unseen::of(&request(0, &[1, 2], 10), &config));
-        let after = world.scheduler.load().place_ns(1, &unseen);
+        let after = world.scheduler.load().place_ns(1, &unseen, world.now);
         assert!(after > 0 && after < before / 5, "{after} and {before} before anything is known");
         for id in 0..20 {
             let request = request(id, &prompt(id, 9), 7);
             let ahead = gate.enter(&config, &request, world.now).expect("there is room");
             let load = world.scheduler.load();
-            assert!(load.place_ns(1, &unseen) > 0 && load.forecast(9, &ahead, &unseen).ttft_ns > 0);
+            assert!(
+                load.place_ns(1, &unseen, world.now) > 0 && load.forecast(9, &ahead, &unseen, world.now).ttft_ns > 0
+            );
             for ends in [0, 1, 100, usize::MAX] {
-                assert!(load.place_ns(ends, &unseen) > 0);
+                assert!(load.place_ns(ends, &unseen, world.now) > 0);
             }
             world.submit(request);
             world.step();
@@ -195,6 +200,7 @@ fn a_hopeless_wait_is_known_when_a_few_have_ended() {
             30,
             &door.enter(&config, &call, Time(0)).expect("there is room"),
             &Unseen::default(),
+            world.now,
         )
     };
     while world.scheduler.stats().finished < 4 {

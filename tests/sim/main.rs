@@ -8,6 +8,7 @@ mod fair; // turns, shares and how long anyone waits
 mod forecast; // what a request is told at the door
 mod histories; // thousands of random days
 mod laws; // named cases
+mod outlook; // the same, in hours like those of an engine
 mod pace; // a long prompt beside those who are being answered
 mod record; // the flight recorder
 mod sessions; // what conversations keep

@@ -214,7 +214,7 @@ fn a_list_is_read_in_full_steps_until_somebody_else_lives() {
     (0..5).for_each(|_| assert!(world.step()));
     let forecast = |call| {
         let load = world.scheduler.load().seen_by(call);
-        load.forecast(512, &Ahead::default(), &Unseen::default()).ttft_ns
+        load.forecast(512, &Ahead::default(), &Unseen::default(), world.now).ttft_ns
     };
     let [own, others] = [Some(RequestId(0)), None].map(forecast);
     assert!(own < 110_000_000 && others > 120_000_000, "{own} and {others} ns");

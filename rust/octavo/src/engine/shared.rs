@@ -133,13 +133,13 @@ impl Shared {
     /// What a request of `tokens` tokens can expect that is of `call`, with these before it.
     pub fn forecast(&self, tokens: usize, call: Option<RequestId>, ahead: &Ahead) -> Forecast {
         let (load, unseen) = self.outlook().clone();
-        load.seen_by(call).forecast(tokens, ahead, &unseen)
+        load.seen_by(call).forecast(tokens, ahead, &unseen, self.now())
     }
 
     /// How long it takes until `ends` places become free, when all are taken.
     pub fn place_ns(&self, ends: usize) -> u64 {
         let (load, unseen) = self.outlook().clone();
-        load.place_ns(ends, &unseen)
+        load.place_ns(ends, &unseen, self.now())
     }
 
     /// Whether it takes calls.

@@ -1,7 +1,7 @@
 //! What can be asked of the scheduler: counts, sessions, what a prompt would find, and what is to be expected.
 
 use super::forecast::Answers;
-use super::{Load, Scheduler, SchedulerConfig, SchedulerStats};
+use super::{Flight, Load, Scheduler, SchedulerConfig, SchedulerStats};
 use crate::kv::{CacheExplanation, MissReason, SessionReport};
 use crate::request::{SessionId, Time};
 use crate::sequence::Phase;
@@ -68,16 +68,24 @@ impl Scheduler {
             rows: self.config.max_num_batched_tokens,
             running: self.running.len(),
             waiting: self.queue.len(),
-            half_read_tokens: self.half_read_tokens,
+            half_read_tokens: self.half_read_tokens[0],
+            yielding_tokens: self.half_read_tokens[1],
+            unserved: self.queue.unserved(),
+            users: self.queue.users.present(),
             waiting_tokens: self.queue.tokens(),
             answer_tokens: self.running.iter().map(|sequence| sequence.longest_answer()).sum(),
             call: self.calls.keys().next().filter(|_| self.calls.len() == 1).copied(),
             free: false,
             pace: self.pace.clone(),
             answers: self.answers(),
-            last_step_ns: self.step_ns,
+            step: self.in_flight.map(|flight| (flight.since, self.expected_ns(&flight))),
             habits: self.habits,
         }
+    }
+
+    /// What a step should take.
+    fn expected_ns(&self, flight: &Flight) -> f64 {
+        self.pace.expected_ns(flight.decoding, &flight.prompt_rows)
     }
 
     fn answers(&self) -> Answers {

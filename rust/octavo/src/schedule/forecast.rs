@@ -1,18 +1,21 @@
 //! When a request that comes now will have its first token.
 //!
-//! The scheduler says after every step what there is to do and how fast it has been done lately ([`Load`]); from a copy of
-//! that anybody can tell ([`Load::forecast`]), without asking the engine. It is a forecast: it takes users to have their turns
-//! one by one, and finds as much of their prompts in the cache as it found lately. Those who run free their places when they
-//! have all that they may generate, or before that as often as answers ended lately; later places become free as fast as they
-//! did lately, and until as many have ended as may run, as fast as those who run let expect. Before the first step there is a
-//! guess; so there is always an answer.
+//! The scheduler says after every step what there is to do and how fast it has been done lately ([`Load`]); from a copy
+//! of that anybody can tell ([`Load::forecast`]), without asking the engine. It is a forecast: it takes users to have
+//! their turns one by one, those who wait and are not being served before whoever comes, and finds as much of their
+//! prompts in the cache as it found lately. Half-read prompts share the steps with those of users who were served less,
+//! and the step under way ends when it should. Those who run free their places when they have all that they may generate,
+//! or before that as often as answers ended lately; later places become free as fast as they did lately, and until as
+//! many have ended as may run, as fast as those who run let expect. Before the first step there is a guess; so there is
+//! always an answer.
 
 use super::interface::SchedulerConfig;
 use super::pace::Pace;
-use crate::request::{Request, RequestId, Wanted};
+use crate::request::{Request, RequestId, Time, Wanted};
 use crate::stages::prefill::OVERTAKERS_SEEN;
 use crate::stages::queue::door::Ahead;
 use crate::stages::queue::limits;
+use crate::stages::queue::waiting::Unserved;
 
 /// Ends that a mean goes over, if not more may run at a time: of the latest so many, or up to twice as many.
 const ENDS: usize = 32;
@@ -25,6 +28,8 @@ const FIRST_ANSWER: f64 = 256.0;
 const ANSWER_TOKENS: f64 = 1e5;
 /// See [`ANSWER_TOKENS`].
 const STEPS: f64 = 32.0;
+/// Nobody is told to stay away for longer than a place is to be expected to take and this part of that.
+const MOST_SPREAD: f64 = 0.4;
 /// Nobody is told to come back sooner, in nanoseconds.
 const LEAST_PLACE_NS: f64 = 1e6;
 
@@ -172,8 +177,14 @@ pub struct Load {
     pub waiting: usize,
     /// Tokens of half-read prompts that are still to be computed.
     pub half_read_tokens: usize,
+    /// Of these, of users who have been served as much as whoever comes now and of whom others are here: they give way.
+    pub yielding_tokens: usize,
     /// Tokens of those who wait.
     pub waiting_tokens: usize,
+    /// Users who wait and of whom nobody runs.
+    pub unserved: Unserved,
+    /// Users who are here.
+    pub users: usize,
     /// Tokens that those who run may generate, those included that they have.
     pub answer_tokens: usize,
     /// The call that all are of; `None`: of several, or there is nobody.
@@ -184,8 +195,8 @@ pub struct Load {
     pub answers: Answers,
     /// What steps take.
     pub pace: Pace,
-    /// The step before took so long, in nanoseconds.
-    pub last_step_ns: u64,
+    /// When the step under way began, and how many nanoseconds it should take.
+    pub step: Option<(Time, f64)>,
     /// What was learnt.
     pub habits: Habits,
 }
@@ -200,31 +211,73 @@ pub struct Forecast {
     pub least_ns: u64,
 }
 
+/// Requests whose turns come before another's, and the tokens of their prompts.
+struct Turns {
+    count: f64,
+    tokens: f64,
+}
+
 impl Load {
     /// As one sees it who is of `call`; `None`: of one that nobody else is of.
     pub fn seen_by(self, call: Option<RequestId>) -> Self {
         Self { free: call.is_some() && self.call == call, ..self }
     }
 
-    /// For a prompt of `tokens` tokens, with these before it, of whom some are on their way to the scheduler.
-    pub fn forecast(&self, tokens: usize, ahead: &Ahead, unseen: &Unseen) -> Forecast {
-        let waiting = ahead.living.saturating_sub(self.running) as f64;
-        // Who of them runs is not known here: of each user as large a part as of all.
-        let waits = waiting / ahead.living.max(1) as f64;
-        let first = waits * (ahead.own + ahead.alike + ahead.above) as f64;
+    /// For a prompt of `tokens` tokens that comes `now`, with these before it, of whom some are on their way to the scheduler.
+    pub fn forecast(&self, tokens: usize, ahead: &Ahead, unseen: &Unseen, now: Time) -> Forecast {
+        let turns = self.turns(ahead, unseen);
         // One end for everybody beyond the places, and one for itself.
-        let ends = (self.running as f64 + first + 1.0 - self.places as f64).max(0.0);
+        let ends = (self.running as f64 + turns.count + 1.0 - self.places as f64).max(0.0);
+        // They give way to other users, and to nobody of their own.
+        let yielding = if ahead.own > 0 { 0 } else { self.yielding_tokens };
         let computed = self.computed_share();
-        let of_waiting = computed * first / waiting.max(1.0) * (self.waiting_tokens + unseen.prompt_tokens) as f64;
-        let step_under_way = if self.running > 0 { self.last_step_ns as f64 / 2.0 } else { 0.0 };
-        let turns = self.ends_ns(ends, unseen).max(self.read_ns(self.half_read_tokens as f64 + of_waiting));
-        let ttft = step_under_way + turns + self.read_ns((computed * tokens as f64).max(1.0));
+        let before = (self.half_read_tokens - yielding) as f64 + computed * turns.tokens;
+        let after = computed * (self.waiting_tokens as f64 - turns.tokens).max(0.0);
+        let own = (computed * tokens as f64).max(1.0);
+        let (elapsed, left) = self.step_under_way(now);
+        let ttft = if ends > 0.0 {
+            let turn = (self.ends_ns(ends, unseen) - elapsed).max(left + self.read_ns(before));
+            turn + self.read_beside_ns(own, yielding as f64, 0.0)
+        } else {
+            left + self.read_beside_ns(before + own, yielding as f64, after)
+        };
         Forecast { ttft_ns: ttft as u64, least_ns: self.least_ns(ahead) }
     }
 
-    /// Until `ends` more requests can be taken when there is no place.
-    pub fn place_ns(&self, ends: usize, unseen: &Unseen) -> u64 {
-        self.ends_ns(ends as f64, unseen).max(LEAST_PLACE_NS) as u64
+    /// Turns before that of somebody who comes now: of users who have turns as often, and one of every user who waits and is
+    /// not being served. Those who are have more behind them when it is their turn again.
+    fn turns(&self, ahead: &Ahead, unseen: &Unseen) -> Turns {
+        let waiting = ahead.living.saturating_sub(self.running) as f64;
+        // Who of them runs is not known at the door: of each user as large a part as of all.
+        let waits = waiting / ahead.living.max(1) as f64;
+        let alike = waits * (ahead.own + ahead.alike + ahead.above) as f64;
+        // Some users are on their way to the scheduler.
+        let new = ahead.others.saturating_sub(self.users).min(unseen.requests);
+        let unserved = (self.unserved.users + new).min(ahead.others) as f64;
+        let mean = |tokens: usize, count: usize| (tokens + unseen.prompt_tokens) as f64 / count.max(1) as f64;
+        let tokens = alike * mean(self.waiting_tokens, waiting as usize)
+            + unserved * mean(self.unserved.tokens, self.unserved.users + unseen.requests);
+        Turns { count: alike + unserved, tokens }
+    }
+
+    /// Until `ends` more requests can be taken when there is no place: most who come back then find one.
+    pub fn place_ns(&self, ends: usize, unseen: &Unseen, now: Time) -> u64 {
+        let (elapsed, left) = self.step_under_way(now);
+        let expected = (self.ends_ns(ends as f64, unseen) - elapsed).max(left);
+        (expected * (1.0 + self.spread(ends as f64))).max(LEAST_PLACE_NS) as u64
+    }
+
+    /// For how many nanoseconds the step under way has run, and will run.
+    fn step_under_way(&self, now: Time) -> (f64, f64) {
+        let Some((since, ns)) = self.step else { return (0.0, 0.0) };
+        let elapsed = now.since(since) as f64;
+        (elapsed.min(ns), (ns - elapsed).max(0.0))
+    }
+
+    /// How far the time until so many ends scatters, as a part of it: as of ends at random moments. Before any answer has ended
+    /// what is expected is a bound, and does not scatter.
+    fn spread(&self, ends: f64) -> f64 {
+        if self.habits.any_answer { (1.0 / ends.max(1.0).sqrt()).min(MOST_SPREAD) } else { 0.0 }
     }
 
     /// All who run now may end at any moment, all of them may be its own user's, and from so far behind it may overtake; its
@@ -248,7 +301,10 @@ impl Load {
         };
         let soon = ends.min(answers.count as f64);
         let reading = if answers.longest == 0 { self.read_ns(unread as f64) } else { 0.0 };
-        reading + self.steps_until(soon, &answers) * self.step_ns() + (ends - soon) * self.turn_ns()
+        let (step, turn) = (self.step_ns(), self.turn_ns());
+        let until = |soon: f64| self.steps_until(soon, &answers) * step + (ends - soon) * turn;
+        // Others who begin meanwhile may end before the last of these.
+        reading + until(soon).min(until(soon.min(1.0)))
     }
 
     /// Steps until so many answers have ended. The one that has the fewest tokens left ends first if nothing ends early, and
@@ -289,13 +345,39 @@ impl Load {
         self.habits.steps.mean(1.0).unwrap_or_else(|| self.pace.decoding_ns())
     }
 
+    /// How long it takes to read so many tokens beside `yielding` ones, of which the oldest prompt has half of each step until
+    /// it is read. The rest of the last step is filled with these, and with those who come `after`.
+    fn read_beside_ns(&self, tokens: f64, yielding: f64, after: f64) -> f64 {
+        let chunk = self.pace.chunk(self.decoding(), self.rows, self.free) as f64;
+        let steps = ((tokens + yielding.min(tokens)) / chunk).ceil();
+        self.read_ns((steps * chunk).min(tokens + yielding + after))
+    }
+
     fn computed_share(&self) -> f64 {
         self.habits.computed.mean(1.0).unwrap_or(1.0)
     }
 
-    /// How long it takes to read so many tokens of prompts.
+    /// How many decode while prompts are read.
+    fn decoding(&self) -> usize {
+        self.running.min(self.places).saturating_sub(usize::from(self.half_read_tokens > 0))
+    }
+
+    /// Steps until all who decode have ended. Of ends at random moments the last of many comes as much later than one of them.
+    fn steps_until_all(&self) -> f64 {
+        let Answers { count, left, least_left, longest } = self.answers;
+        let most = 2.0 * left as f64 / count.max(1) as f64 - least_left as f64;
+        self.shortened(most.max(least_left as f64), longest, 1.0 / ((count.max(1) as f64).ln() + 1.0))
+    }
+
+    /// How long it takes to read so many tokens of prompts: beside those who decode now, as long as there are any. The more of
+    /// them end before the next have begun, the more room prompts have.
     fn read_ns(&self, tokens: f64) -> f64 {
-        let decoding = self.running.min(self.places).saturating_sub(usize::from(self.half_read_tokens > 0));
-        self.pace.read_ns(decoding, tokens.ceil() as usize, self.rows, self.free)
+        let read = |decoding| self.pace.read_ns(decoding, tokens.ceil() as usize, self.rows, self.free);
+        let beside = read(self.decoding());
+        if self.decoding() == 0 || self.answers.longest == 0 {
+            return beside;
+        }
+        let left = self.steps_until_all() * self.step_ns();
+        if beside <= left { beside } else { left + (1.0 - left / beside) * read(0) }
     }
 }

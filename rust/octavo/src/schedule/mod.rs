@@ -60,9 +60,8 @@ pub struct Scheduler {
     in_flight: Option<Flight>,
     pace: Pace,
     habits: Habits,
-    /// Tokens of half-read prompts that are still to be computed.
-    half_read_tokens: usize,
-    step_ns: u64,
+    /// Tokens of half-read prompts that are still to be computed: of all, and of users who give way to others.
+    half_read_tokens: [usize; 2],
     /// When the latest step was over.
     committed: Time,
     closed: bool,
@@ -104,8 +103,7 @@ impl Scheduler {
             in_flight: None,
             pace: Pace::new(config.itl_target_ns),
             habits: Habits::default(),
-            half_read_tokens: 0,
-            step_ns: 0,
+            half_read_tokens: [0; 2],
             committed: Time(0),
             closed: false,
             spare: Batch::default(),
@@ -191,7 +189,7 @@ impl Scheduler {
         step.queue.clock.because(reason.unwrap_or_default(), now);
         self.totals.preemptions += step.preemptions;
         self.totals.tokens_cached += step.tokens_cached;
-        self.half_read_tokens = prefill::unread(&step);
+        self.half_read_tokens = prefill::unread(&mut step);
         self.habits.admitted(step.tokens_admitted, step.tokens_cached);
         let (copies, prompt_rows) = (step.copies, step.prompt_rows);
         self.reckon_pins();
@@ -220,10 +218,10 @@ impl Scheduler {
         assert_eq!(batch.step, self.totals.steps, "the batch of another step");
         assert_eq!(batch.entries.len(), output.entries.len(), "one output for each entry");
         let now = self.at(now);
-        self.step_ns = now.since(flight.since);
         // Whoever decodes got a token with the step before: what it waits for is also what happens between two steps.
         let since = if flight.decoding > 0 { self.committed } else { flight.since };
-        self.pace.observe(flight.decoding, &flight.prompt_rows, flight.paced, now.since(since));
+        let step_ns = now.since(since);
+        self.pace.observe(flight.decoding, &flight.prompt_rows, flight.paced, step_ns);
         self.committed = now;
         let crowded = self.running.len() >= self.config.max_num_seqs || !self.queue.is_empty();
         let (rows, outputs) = (batch.rows(), output.entries);
@@ -255,11 +253,11 @@ impl Scheduler {
             }
             sequence.meter.enter(sequence.activity(false), now);
         }
-        self.habits.step(self.step_ns, flight.decoding, self.totals.tokens_generated - generated);
+        self.habits.step(step_ns, flight.decoding, self.totals.tokens_generated - generated);
         self.end_ending(now);
         if crowded {
             let ends = (self.totals.finished - flight.finished) as usize;
-            self.habits.crowded_step(self.step_ns, ends, self.config.max_num_seqs);
+            self.habits.crowded_step(step_ns, ends, self.config.max_num_seqs);
         }
     }
 
@@ -271,7 +269,7 @@ impl Scheduler {
         let refused = if self.closed {
             Some(Finish::Error(CLOSED.into()))
         } else {
-            let retry_after_ns = || self.load().place_ns(1, &Unseen::default());
+            let retry_after_ns = || self.load().place_ns(1, &Unseen::default(), now);
             limits::refusal(&self.config, &request, self.living(), retry_after_ns).map(Finish::Rejected)
         };
         let most_new_tokens = limits::most_new_tokens(&self.config, &request);
@@ -356,7 +354,7 @@ impl Scheduler {
                 living.remove();
             }
         }
-        self.queue.users.leave(sequence.user);
+        self.queue.leave(sequence.user);
         if !sequence.generated.is_empty() {
             self.habits.answered(sequence.generated.len() < sequence.most_new_tokens);
         }

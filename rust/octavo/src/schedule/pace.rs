@@ -191,14 +191,33 @@ impl Pace {
         self.decoding.map_or(self.guess_ns, |alone| alone.ns)
     }
 
+    fn usual_row_ns(&self) -> f64 {
+        self.prompt_row_ns().unwrap_or(FIRST_ROW * self.guess_ns)
+    }
+
+    /// How long a step of `decoding` sequences and these rows of prompts should take.
+    pub fn expected_ns(&self, decoding: usize, prompt: &PromptRows) -> f64 {
+        let rows = |(count, row): (&usize, &Option<f64>)| match count {
+            0 => 0.0,
+            count => *count as f64 * row.unwrap_or_else(|| self.usual_row_ns()),
+        };
+        let alone = if decoding > 0 { self.decoding_ns() } else { 0.0 };
+        alone + prompt.0.iter().zip(&self.row).map(rows).sum::<f64>()
+    }
+
+    /// Rows of prompts in a step of at most `most` rows beside `decoding` sequences, which keeps to the target unless it is
+    /// `free`.
+    pub fn chunk(&self, decoding: usize, most: usize, free: bool) -> usize {
+        let room = if free { self.own_prompt_ns(decoding) } else { self.room_ns(decoding) };
+        let within_target = (room / self.usual_row_ns().max(LEAST_ROW_NS)) as usize;
+        within_target.min(most.saturating_sub(decoding)).max(1)
+    }
+
     /// How long it takes to read `rows` rows of prompts beside `decoding` sequences, in steps of at most `most` rows, which keep
     /// to the target unless they are `free`; a guess while nothing was read.
     pub fn read_ns(&self, decoding: usize, rows: usize, most: usize, free: bool) -> f64 {
-        let row = self.prompt_row_ns().unwrap_or(FIRST_ROW * self.guess_ns);
-        let room = if free { self.own_prompt_ns(decoding) } else { self.room_ns(decoding) };
-        let within_target = (room / row.max(LEAST_ROW_NS)) as usize;
-        let in_a_step = within_target.min(most.saturating_sub(decoding)).max(1);
-        rows.div_ceil(in_a_step) as f64 * self.alone_ns(decoding) + rows as f64 * row
+        let steps = rows.div_ceil(self.chunk(decoding, most, free));
+        steps as f64 * self.alone_ns(decoding) + rows as f64 * self.usual_row_ns()
     }
 
     /// With a step of `decoding` sequences and these rows of prompts, tokens came so long after those before. `paced`: it was

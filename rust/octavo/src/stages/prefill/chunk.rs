@@ -44,10 +44,19 @@ pub fn unblock(step: &mut Step<'_>) {
     }
 }
 
-/// Tokens of half-read prompts that are left for later steps.
-pub fn unread(step: &Step<'_>) -> usize {
-    let left = |&(_, index): &(Work, usize)| step.running[index].unread() - step.running[index].planned;
-    readers(step).iter().map(left).sum()
+/// Tokens of half-read prompts that are left for later steps: of all, and of users who have been served as much as whoever
+/// comes now, and go on being served, for others of theirs are here.
+pub fn unread(step: &mut Step<'_>) -> [usize; 2] {
+    let readers = readers(step);
+    if readers.is_empty() {
+        return [0; 2];
+    }
+    let newcomers = step.queue.newcomers_served();
+    let left = |index: usize| step.running[index].unread() - step.running[index].planned;
+    let yields = |work: Work, index: usize| work >= newcomers && step.queue.users.living(step.running[index].user) > 1;
+    readers.into_iter().fold([0; 2], |[all, yielding], (work, index)| {
+        [all + left(index), yielding + if yields(work, index) { left(index) } else { 0 }]
+    })
 }
 
 /// The half-read prompts, and how much their users have been served.

@@ -11,8 +11,11 @@
 //! stay empty for all others. So everybody may fill the queue while nobody else wants to wait, nobody who was taken is sent
 //! away for others, whoever obeys is let in, and who never comes back keeps nobody out for long.
 //!
-//! Within a user a claim keeps its places from calls of lower priority.
+//! Within a user a claim keeps its places from calls of lower priority, and from those that come later while others of the
+//! user are here. Which of a user's callers it is that comes, nobody knows: when a claim is due, the one that was told to, and
+//! else a new one. So callers who share a name, too, come in when they were told to, and not when they happen to ask.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -24,6 +27,11 @@ use crate::schedule::SchedulerConfig;
 const LEAST_CLAIM_NS: u64 = 100_000_000;
 /// The most claims that stand at a time.
 const MOST_CLAIMS: usize = 1024;
+/// The most of one user.
+const MOST_OF_USER: usize = 256;
+
+/// A claim's place among its user's: by priority, and then as they were refused.
+type ClaimId = (i32, u64);
 
 /// A call that wants to come in.
 #[derive(Clone, Debug)]
@@ -47,6 +55,8 @@ pub struct Ahead {
     pub alike: usize,
     /// Of others above its priority.
     pub above: usize,
+    /// Other users who have more at its priority than it has at its and above.
+    pub others: usize,
 }
 
 /// There is no place for a call.
@@ -66,16 +76,17 @@ struct Guest {
     /// Requests at each priority.
     living: BTreeMap<i32, usize>,
     held: usize,
-    /// One for each priority at most.
-    claims: BTreeMap<i32, Claim>,
+    claims: BTreeMap<ClaimId, Claim>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Claim {
-    /// As many as were asked for last.
+    /// As many as were asked for.
     count: usize,
     /// When it was refused first.
     since: Time,
+    /// And last.
+    refused: Time,
     /// When it was told to come back.
     due: Time,
     until: Time,
@@ -84,15 +95,27 @@ struct Claim {
 }
 
 impl Claim {
-    /// Its owner was told to come back about now.
-    fn is_due(&self, now: Time) -> bool {
-        self.due <= now && now.since(self.due) < LEAST_CLAIM_NS
+    /// Its owner was told to come back about now: not before half of that time is over, for ends are not known to the moment.
+    fn is_about_due(&self, now: Time) -> bool {
+        let slack = (self.due.since(self.refused) / 2).min(LEAST_CLAIM_NS);
+        self.due.since(now) <= slack && now.since(self.due) < LEAST_CLAIM_NS
     }
 }
 
 impl Guest {
-    fn unmet(&self) -> impl Iterator<Item = (i32, &Claim)> {
-        self.claims.iter().filter(|(_, claim)| !claim.met).map(|(priority, claim)| (*priority, claim))
+    /// The first that was refused, of those with the highest priority up to this.
+    fn first_up_to(&self, priority: i32) -> Option<ClaimId> {
+        let up_to = self.unmet().map(|(id, _)| id).filter(|(at, _)| *at <= priority);
+        up_to.max_by_key(|&(at, number)| (at, Reverse(number)))
+    }
+
+    fn unmet(&self) -> impl Iterator<Item = (ClaimId, &Claim)> {
+        self.claims.iter().filter(|(_, claim)| !claim.met).map(|(id, claim)| (*id, claim))
+    }
+
+    /// The claim that a call of this priority that comes now was told to come back for.
+    fn due(&self, priority: i32, now: Time) -> Option<ClaimId> {
+        self.unmet().find(|((at, _), claim)| *at == priority && claim.due <= now).map(|(id, _)| id)
     }
 }
 
@@ -101,24 +124,30 @@ impl Guest {
 pub struct Door {
     living: usize,
     guests: HashMap<Arc<str>, Guest>,
-    /// By when they end: whose, and at which priority.
-    claims: BTreeSet<(Time, Arc<str>, i32)>,
+    /// By when they end: whose, and which.
+    claims: BTreeSet<(Time, Arc<str>, ClaimId)>,
+    /// Refusals so far.
+    refusals: u64,
 }
 
 impl Door {
     /// Takes a place for each request of a call, or none. Says who was there before.
     pub fn enter(&mut self, config: &SchedulerConfig, call: &Call, now: Time) -> Result<Ahead, Full> {
         self.forget_claims(now);
-        let (living, kept) = (self.living, self.kept_from(config, call, now));
-        let ends = (living + kept + call.count).saturating_sub(limits::most_living(config));
-        if ends > 0 {
-            return Err(Full { living, kept, ends });
+        let (living, most) = (self.living, limits::most_living(config));
+        let (kept, of_own) = (self.kept_from(config, call, now), self.kept_for_own(config, call, now));
+        // While nobody of its user is here, it cannot have left just now: whoever is early takes no place of another's.
+        let is_here = self.guests.get(&call.user).is_some_and(|own| own.held > 0);
+        let kept_now = kept + if is_here { of_own } else { 0 };
+        if living + kept_now + call.count > most {
+            return Err(Full { living, kept: kept_now, ends: living + kept + of_own + call.count - most });
         }
         let ahead = self.ahead(call);
         let guest = self.guests.entry(call.user.clone()).or_default();
         *guest.living.entry(call.priority).or_default() += call.count;
         guest.held += call.count;
-        for (_, claim) in guest.claims.range_mut(..=call.priority) {
+        let met = guest.due(call.priority, now).or_else(|| guest.first_up_to(call.priority));
+        if let Some(claim) = met.and_then(|id| guest.claims.get_mut(&id)) {
             (claim.count, claim.met) = (1, true);
         }
         self.living += call.count;
@@ -129,16 +158,21 @@ impl Door {
     pub fn claim(&mut self, call: &Call, now: Time, retry_after_ns: u64) {
         let after = |ns: u64| Time(now.0.saturating_add(ns));
         let until = after(retry_after_ns.saturating_mul(2).max(LEAST_CLAIM_NS));
+        self.refusals += 1;
         let guest = self.guests.get_mut(&call.user);
-        let old = guest.and_then(|guest| guest.claims.remove(&call.priority));
-        if let Some(old) = old {
-            self.claims.remove(&(old.until, call.user.clone(), call.priority));
+        let old = guest.and_then(|guest| {
+            let id = guest.due(call.priority, now)?;
+            Some((id, guest.claims.remove(&id)?))
+        });
+        if let Some((id, old)) = old {
+            self.claims.remove(&(old.until, call.user.clone(), id));
         }
-        if self.claims.len() < MOST_CLAIMS {
-            let since = old.filter(|old| !old.met).map_or(now, |old| old.since);
-            let claim = Claim { count: call.count, since, due: after(retry_after_ns), until, met: false };
-            self.guests.entry(call.user.clone()).or_default().claims.insert(call.priority, claim);
-            self.claims.insert((until, call.user.clone(), call.priority));
+        let of_user = self.guests.get(&call.user).map_or(0, |guest| guest.claims.len());
+        if self.claims.len() < MOST_CLAIMS && of_user < MOST_OF_USER {
+            let (id, since) = old.map_or(((call.priority, self.refusals), now), |(id, old)| (id, old.since));
+            let claim = Claim { count: call.count, since, refused: now, due: after(retry_after_ns), until, met: false };
+            self.guests.entry(call.user.clone()).or_default().claims.insert(id, claim);
+            self.claims.insert((until, call.user.clone(), id));
         }
     }
 
@@ -168,10 +202,10 @@ impl Door {
     fn forget_claims(&mut self, now: Time) {
         while let Some((until, ..)) = self.claims.first()
             && *until <= now
-            && let Some((_, user, priority)) = self.claims.pop_first()
+            && let Some((_, user, id)) = self.claims.pop_first()
         {
             if let Some(guest) = self.guests.get_mut(&user) {
-                guest.claims.remove(&priority);
+                guest.claims.remove(&id);
             }
             self.forget(&user);
         }
@@ -187,26 +221,35 @@ impl Door {
     fn kept_from(&self, config: &SchedulerConfig, call: &Call, now: Time) -> usize {
         let own = self.guests.get(&call.user);
         let of_own = || own.into_iter().flat_map(Guest::unmet);
-        let for_own: usize = of_own().filter(|(at, _)| *at > call.priority).map(|(_, claim)| claim.count).sum();
+        let for_own: usize = of_own().filter(|((at, _), _)| *at > call.priority).map(|(_, claim)| claim.count).sum();
         let users = self.guests.len() + usize::from(own.is_none());
         let share = (limits::most_living(config) / users).max(1);
         let held = own.map_or(0, |own| own.held);
         let for_others = if held > 0 && held + call.count > share {
             self.for_shares(config, call, share)
         } else {
-            let first = of_own().filter(|(at, _)| *at <= call.priority).map(|(_, claim)| claim.since).min();
+            let first = of_own().filter(|((at, _), _)| *at <= call.priority).map(|(_, claim)| claim.since).min();
             self.for_earlier(config, call, share, first.unwrap_or(now), now)
         };
         for_own + for_others
     }
 
+    /// What is kept for calls of its user at its priority that were refused before.
+    fn kept_for_own(&self, config: &SchedulerConfig, call: &Call, now: Time) -> usize {
+        let Some(own) = self.guests.get(&call.user) else { return 0 };
+        let would_wait = self.living + call.count > config.max_num_seqs;
+        let whose = own.due(call.priority, now);
+        let earlier = own.unmet().filter(|(id, _)| id.0 == call.priority && whose.is_none_or(|whose| *id < whose));
+        earlier.filter(|(_, claim)| would_wait || claim.is_about_due(now)).map(|(_, claim)| claim.count).sum()
+    }
+
     /// Others who have claims, and less than their share.
     fn claimants(&self, call: &Call, share: usize) -> impl Iterator<Item = &Guest> {
         // Everybody once, by the first of their claims.
-        let is_first = |(_, user, priority): &&(Time, Arc<str>, i32)| {
+        let is_first = |(_, user, id): &&(Time, Arc<str>, ClaimId)| {
             self.guests
                 .get(user)
-                .is_some_and(|guest| guest.claims.first_key_value().map(|(at, _)| at) == Some(priority))
+                .is_some_and(|guest| guest.claims.first_key_value().map(|(first, _)| first) == Some(id))
         };
         let others = self.claims.iter().filter(|(_, user, _)| *user != call.user).filter(is_first);
         others.filter_map(|(_, user, _)| self.guests.get(user)).filter(move |guest| guest.held < share)
@@ -227,7 +270,8 @@ impl Door {
     fn for_earlier(&self, config: &SchedulerConfig, call: &Call, share: usize, first: Time, now: Time) -> usize {
         let would_wait = self.living + call.count > config.max_num_seqs;
         let earlier = |guest: &Guest| {
-            let counts = guest.unmet().filter(|(_, claim)| claim.since < first && (would_wait || claim.is_due(now)));
+            let counts =
+                guest.unmet().filter(|(_, claim)| claim.since < first && (would_wait || claim.is_about_due(now)));
             let (sum, most) = counts.fold((0, 0), |(sum, most): (usize, usize), (_, claim)| {
                 (sum.saturating_add(claim.count), most.max(claim.count))
             });
@@ -243,6 +287,7 @@ impl Door {
         for guest in self.guests.iter().filter(|(user, _)| **user != call.user).map(|(_, guest)| guest) {
             let alike = guest.living.get(&call.priority).copied().unwrap_or(0);
             ahead.alike += alike.min(own);
+            ahead.others += usize::from(alike > own);
             ahead.above += at_least(guest) - alike;
         }
         ahead
@@ -398,7 +443,31 @@ mod tests {
         // Nor is one for many places renewed as that by a call for one.
         door.claim(&call("b", 0, 2), Time(2 * SECOND), SECOND);
         door.claim(&call("b", 0, 1), Time(2 * SECOND), SECOND);
-        assert_eq!(door.guests["b"].claims[&0].count, 1);
+        assert_eq!(door.guests["b"].claims.values().map(|claim| claim.count).collect::<Vec<_>>(), [2, 1]);
+    }
+
+    #[test]
+    fn callers_who_share_a_name_come_in_when_they_were_told_to() {
+        let (config, mut door) = (config(2, 2), Door::default());
+        let one = call("one", 0, 1);
+        (0..4).for_each(|_| _ = door.enter(&config, &one, Time(0)).expect("there is room"));
+        for (now, ends) in [(1, 1), (2, 2), (3, 3)] {
+            let full = door.enter(&config, &one, Time(now)).expect_err("it is full");
+            assert_eq!(full.ends, ends, "each is told about another place");
+            door.claim(&one, Time(now), ends as u64 * SECOND);
+        }
+        door.leave(&"one".into(), 0);
+        assert_eq!(door.enter(&config, &one, Time(4)).expect_err("whoever has just left comes last").ends, 3);
+        door.enter(&config, &one, Time(1 + SECOND)).expect("the first was told to");
+        door.leave(&"one".into(), 0);
+        assert!(door.enter(&config, &one, Time(2 + SECOND)).is_err(), "nobody else was");
+        door.enter(&config, &one, Time(2 + 2 * SECOND)).expect("the second was told to");
+        door.leave(&"one".into(), 0);
+        assert!(door.enter(&config, &one, Time(2 + 3 * SECOND)).is_err());
+        door.enter(&config, &one, Time(3 + 6 * SECOND)).expect("the third never came");
+        // However often one asks, no more than so many are remembered.
+        (0..2 * MOST_OF_USER as u64).for_each(|_| door.claim(&one, Time(7 * SECOND), SECOND));
+        assert_eq!(door.guests["one"].claims.len(), MOST_OF_USER);
     }
 
     #[test]
@@ -408,10 +477,10 @@ mod tests {
             door.enter(&config, &call(user, priority, count), Time(0)).expect("there is room");
         }
         let ahead = |user, priority| door.ahead(&call(user, priority, 1));
-        assert_eq!(ahead("a", 0), Ahead { living: 52, own: 30, alike: 3, above: 10 });
-        assert_eq!(ahead("b", 0), Ahead { living: 52, own: 7, alike: 7, above: 6 });
-        assert_eq!(ahead("new", 0), Ahead { living: 52, own: 0, alike: 0, above: 10 });
-        assert_eq!(ahead("new", -2), Ahead { living: 52, own: 0, alike: 0, above: 52 });
+        assert_eq!(ahead("a", 0), Ahead { living: 52, own: 30, alike: 3, above: 10, others: 0 });
+        assert_eq!(ahead("b", 0), Ahead { living: 52, own: 7, alike: 7, above: 6, others: 1 });
+        assert_eq!(ahead("new", 0), Ahead { living: 52, own: 0, alike: 0, above: 10, others: 2 });
+        assert_eq!(ahead("new", -2), Ahead { living: 52, own: 0, alike: 0, above: 52, others: 0 });
     }
 
     #[test]

@@ -141,6 +141,16 @@ impl Users {
         }
     }
 
+    /// Requests of a user that wait or run.
+    pub fn living(&self, id: UserId) -> usize {
+        self.users[id.0 as usize].living
+    }
+
+    /// What whoever comes to wait counts as having been served at least.
+    pub fn floor(&self) -> Work {
+        self.floor
+    }
+
     /// How much a user has been served.
     pub fn served(&self, id: UserId) -> Work {
         self.users[id.0 as usize].served(self.step)
@@ -167,6 +177,11 @@ impl Users {
     /// Nobody who comes to wait from now on counts as served less than this.
     pub fn raise_floor(&mut self, served: Work) {
         self.floor = self.floor.max(served);
+    }
+
+    /// Users who have requests, or blocks between turns.
+    pub fn present(&self) -> usize {
+        self.by_name.len() - self.absent.len()
     }
 
     /// How many counters there are.

@@ -57,6 +57,32 @@ struct Line {
     since: Time,
     /// What it stands under in the indices.
     rank: Option<Rank>,
+    /// Tokens of its first.
+    tokens: usize,
+    /// As it is counted: tokens of its first, while nobody of its user runs.
+    unserved: Option<usize>,
+}
+
+/// Users who wait and of whom nobody runs: each has a turn before whoever comes now. Who runs is served all the time, and so
+/// goes after others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unserved {
+    /// How many.
+    pub users: usize,
+    /// Tokens of the first of each.
+    pub tokens: usize,
+}
+
+impl Unserved {
+    /// A line or its user has changed.
+    fn count(&mut self, id: LineId, line: &mut Line, users: &Users) {
+        let LineId::Of(user) = id else { return };
+        let waits = !line.turns.is_empty() && users.living(user) == line.turns.len();
+        let new = waits.then_some(line.tokens);
+        let old = std::mem::replace(&mut line.unserved, new);
+        self.users = self.users + usize::from(new.is_some()) - usize::from(old.is_some());
+        self.tokens = self.tokens + new.unwrap_or(0) - old.unwrap_or(0);
+    }
 }
 
 /// Users who were served alike but for so much go by name: whoever is served in every step need not be ranked in every step.
@@ -86,6 +112,7 @@ pub struct Waiting {
     by_age: BTreeSet<(Moment, LineId)>,
     /// Known tokens of all who wait.
     tokens: usize,
+    unserved: Unserved,
 }
 
 impl Waiting {
@@ -104,6 +131,22 @@ impl Waiting {
         self.tokens
     }
 
+    /// Users who wait and of whom nobody runs.
+    pub fn unserved(&self) -> Unserved {
+        self.unserved
+    }
+
+    /// A request of a user has ended.
+    pub fn leave(&mut self, user: UserId) {
+        self.users.leave(user);
+        let id = LineId::Of(user);
+        if self.users.living(user) > 0
+            && let Some(line) = self.lines.get_mut(&id)
+        {
+            self.unserved.count(id, line, &self.users);
+        }
+    }
+
     /// Joins the queue.
     pub fn push(&mut self, sequence: Box<Sequence>, now: Time) {
         let (id, line, turn) = (sequence.request.id, LineId::of(&sequence), turn(&sequence));
@@ -115,7 +158,7 @@ impl Waiting {
         }
         self.tokens += sequence.known();
         self.sequences.insert(id, sequence);
-        let new = || Line { turns: BTreeMap::new(), since: now, rank: None };
+        let new = || Line { turns: BTreeMap::new(), since: now, rank: None, tokens: 0, unserved: None };
         self.lines.entry(line).or_insert_with(new).turns.insert(turn, id);
         self.rank(line);
     }
@@ -179,6 +222,12 @@ impl Waiting {
         self.remove(id)
     }
 
+    /// What somebody counts as having been served who comes to wait now, at least.
+    pub fn newcomers_served(&mut self) -> Work {
+        let least = self.least_served();
+        self.users.floor().max(least.unwrap_or(0))
+    }
+
     /// The least that a user who waits has been served.
     fn least_served(&mut self) -> Option<Work> {
         while let Some(&(served, line)) = self.by_service.first() {
@@ -209,6 +258,8 @@ impl Waiting {
             Rank { priority: Reverse(priority), served, age: moved(line.since, priority) }
         });
         let old = std::mem::replace(&mut line.rank, new);
+        line.tokens = head.map_or(0, |head| head.known());
+        self.unserved.count(id, line, &self.users);
         let share = |rank: Rank| (rank.priority, rank.served, id);
         replace(&mut self.by_share, old.map(share), new.map(share));
         replace(&mut self.by_age, old.map(|rank| (rank.age, id)), new.map(|rank| (rank.age, id)));
@@ -224,7 +275,7 @@ impl Waiting {
 
     /// Asserts that the lines hold those who wait, and that every line is where it belongs. Walks the queue.
     pub fn check(&self) {
-        let mut places = 0;
+        let (mut places, mut unserved) = (0, Unserved::default());
         for (&id, line) in &self.lines {
             let first = line.turns.values().next().expect("no line is empty");
             let rank = line.rank.expect("every line has a rank");
@@ -238,8 +289,15 @@ impl Waiting {
                 assert_eq!((turn(sequence), LineId::of(sequence)), (at, id), "{request}: stands where it belongs");
                 assert!(sequence.table.is_empty() && sequence.computed == 0, "{request}: waits with blocks");
             }
+            if let LineId::Of(user) = id
+                && self.users.living(user) == line.turns.len()
+            {
+                unserved.users += 1;
+                unserved.tokens += self.sequences[first].known();
+            }
             places += line.turns.len();
         }
+        assert_eq!(self.unserved, unserved, "of these users nobody runs");
         assert_eq!(places, self.len(), "everybody stands in one line");
         assert_eq!([self.by_share.len(), self.by_age.len()], [self.lines.len(); 2]);
         assert_eq!(self.tokens, self.sequences.values().map(|sequence| sequence.known()).sum::<usize>());
