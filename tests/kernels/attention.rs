@@ -189,12 +189,14 @@ fn of_cache(dtype: CacheDtype) -> Tolerance {
         // Eight bits are multiplied as f16.
         CacheDtype::F16 | CacheDtype::Fp8E4m3 => Tolerance { absolute: 2e-3, relative: 2e-3 },
         CacheDtype::Bf16 => Tolerance { absolute: 1.5e-2, relative: 1.5e-2 },
+        // What is rounded to integers is the same, but for numbers in the middle between two.
+        CacheDtype::Int8 => Tolerance { absolute: 2e-3, relative: 2e-3 },
     }
 }
 
-/// The CPU multiplies in f32, but for bfloat16.
+/// The CPU multiplies in f32, but for bfloat16 and integers.
 fn on_cpu(dtype: CacheDtype) -> Tolerance {
-    if dtype == CacheDtype::Bf16 { of_cache(dtype) } else { NEAR }
+    if matches!(dtype, CacheDtype::Bf16 | CacheDtype::Int8) { of_cache(dtype) } else { NEAR }
 }
 
 #[test]
@@ -205,14 +207,18 @@ fn a_ragged_batch_with_every_shape_of_heads() {
     }
 }
 
-/// Pairs of positions that begin and end in the middle of what is seen, and windows that do.
+/// Pairs of positions, or four, that begin and end in the middle of what is seen, and windows that do.
 #[test]
-fn every_shape_of_heads_in_pairs() {
+fn every_shape_of_heads_in_pairs_and_fours() {
     let (contexts, new_rows) = ([1, 18, 63, 257, 301], [1, 2, 20, 1, 5]);
-    for (i, shape) in SHAPES.into_iter().enumerate() {
-        let mut scene = Scene::new(&contexts, heads(shape));
-        (scene.dtype, scene.mask.window) = (CacheDtype::Bf16, [None, Some(37)][i % 2]);
-        check_on_cpu(&Played(&scene, &last_rows_together(&contexts, &new_rows)), on_cpu(scene.dtype));
+    for (i, shape) in SHAPES.into_iter().chain([(2, 1, 112), (1, 1, 512)]).enumerate() {
+        for dtype in [CacheDtype::Bf16, CacheDtype::Int8] {
+            let mut scene = Scene::new(&contexts, heads(shape));
+            (scene.dtype, scene.mask.window) = (dtype, [None, Some(37)][i % 2]);
+            if dtype == CacheDtype::Bf16 || shape.2 % 16 == 0 {
+                check_on_cpu(&Played(&scene, &last_rows_together(&contexts, &new_rows)), on_cpu(dtype));
+            }
+        }
     }
 }
 
@@ -234,6 +240,9 @@ fn windows_soft_caps_and_cache_types() {
             (scene.dtype, scene.mask.window, scene.mask.soft_cap) = (dtype, window, soft_cap);
             check_op_apart(&Played(&scene, &plan), on_cpu(dtype), of_cache(dtype));
         }
+        let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+        (scene.dtype, scene.mask.window, scene.mask.soft_cap) = (CacheDtype::Int8, window, Some(50.0));
+        check_on_cpu(&Played(&scene, &plan), on_cpu(scene.dtype));
         let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
         (scene.dtype, scene.mask.window) = (CacheDtype::Fp8E4m3, window);
         check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
@@ -287,6 +296,8 @@ fn copied_blocks_hold_the_same() {
         check_op_apart(&Played(&scene, &plan), on_cpu(dtype), of_cache(dtype));
     }
     let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+    (scene.dtype, scene.moves) = (CacheDtype::Int8, true);
+    check_on_cpu(&Played(&scene, &plan), on_cpu(scene.dtype));
     (scene.dtype, scene.moves) = (CacheDtype::Fp8E4m3, true);
     check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
 }
@@ -313,8 +324,15 @@ fn the_answer_does_not_depend_on_the_weather() {
     for seed in 0..3 {
         plans.push(at_random(&lengths, &mut Random::new(seed)));
     }
-    for (dtype, window) in [(CacheDtype::F32, None), (CacheDtype::Bf16, Some(300)), (CacheDtype::F16, Some(10))] {
-        for shape in [(9, 3, 64), (5, 1, 24)] {
+    let caches = [
+        (CacheDtype::F32, None),
+        (CacheDtype::Bf16, Some(300)),
+        (CacheDtype::F16, Some(10)),
+        (CacheDtype::Int8, None),
+        (CacheDtype::Int8, Some(21)),
+    ];
+    for (dtype, window) in caches {
+        for shape in [(9, 3, 64), (5, 1, if dtype == CacheDtype::Int8 { 48 } else { 24 })] {
             let mut scene = Scene::new(&lengths, heads(shape));
             (scene.dtype, scene.mask.window, scene.norms) = (dtype, window, true);
             let want = play(&scene, &whole, &mut cpu(Isa::best(), 1));

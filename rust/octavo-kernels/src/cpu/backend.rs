@@ -307,6 +307,7 @@ impl Backend for CpuBackend {
             Values::F32(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
             Values::F16(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
             Values::Bf16(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
+            Values::Int8(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
         }
     }
 

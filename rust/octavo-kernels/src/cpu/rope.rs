@@ -3,6 +3,7 @@
 
 use super::{
     cache::{Element, LayerWriter},
+    mix::mix,
     norm::normalise_in_place,
     pool::Pool,
     vector::{Kernel, Vector},
@@ -107,32 +108,45 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
                     normalise_in_place(v, head, weight, self.eps);
                 }
                 self.rope.rotate(row, head);
+                if E::MIXED {
+                    mix(v, head);
+                }
             }
             for (kv_head, head) in keys_values[..kv * head_dim].chunks_exact_mut(head_dim).enumerate() {
                 if let Some(weight) = self.key_norm {
                     normalise_in_place(v, head, weight, self.eps);
                 }
                 self.rope.rotate(row, head);
+                if E::MIXED {
+                    mix(v, head);
+                }
                 // SAFETY: no other thread has this row's slot.
                 unsafe { self.cache.write_key(v, slot, kv_head, head) };
             }
         }
 
-        let mut rows =
-            self.qkv.chunks_exact(width).map(|qkv| &qkv[(query + kv) * head_dim..]).zip(self.slots).peekable();
-        while let Some((values, &slot)) = rows.next() {
-            let shares_lanes = |next: &(&[f32], &u32)| E::LANE == 2 && slot.is_multiple_of(2) && *next.1 == slot + 1;
-            let second = rows.next_if(shares_lanes);
-            for (kv_head, value) in values.chunks_exact(head_dim).enumerate() {
-                if let Some((values, _)) = second {
-                    let values = [value, &values[kv_head * head_dim..][..head_dim]];
-                    // SAFETY: no other thread has these rows' slots.
-                    unsafe { self.cache.write_values(v, slot as usize, kv_head, values) };
-                } else {
+        let all_values = |row: usize| &self.qkv[row * width..][(query + kv) * head_dim..width];
+        let (mut row, rows) = (0, self.qkv.len() / width);
+        while row < rows {
+            let slot = self.slots[row] as usize;
+            let share = |together: &[u32]| together.iter().zip(slot..).all(|(&next, slot)| next as usize == slot);
+            let together = self.slots[row..rows].get(..E::LANE).filter(|_| E::LANE > 1 && slot.is_multiple_of(E::LANE));
+            let together = if together.is_some_and(share) { E::LANE } else { 1 };
+            for kv_head in 0..kv {
+                let value = |row: usize| &all_values(row)[kv_head * head_dim..][..head_dim];
+                if together == 1 {
                     // SAFETY: no other thread has this row's slot.
-                    unsafe { self.cache.write_value(v, slot as usize, kv_head, value) };
+                    unsafe { self.cache.write_value(v, slot, kv_head, value(row)) };
+                } else {
+                    let mut values = [value(row); 4];
+                    for (i, values) in values[..E::LANE].iter_mut().enumerate() {
+                        *values = value(row + i);
+                    }
+                    // SAFETY: no other thread has these rows' slots.
+                    unsafe { self.cache.write_values(v, slot, kv_head, &values[..E::LANE]) };
                 }
             }
+            row += together;
         }
     }
 }
