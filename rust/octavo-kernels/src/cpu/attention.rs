@@ -275,7 +275,7 @@ thread_local! {
 }
 
 struct Local {
-    /// Queries and weights are what the cache's elements are multiplied with, whose size is an f32's.
+    /// Queries and weights are what the cache's elements are multiplied with: 32 bits.
     queries: Vec<f32>,
     units: [Unit; ITEM_QUERIES],
     scores: Box<Scores>,
@@ -334,7 +334,7 @@ impl<E: Element> Wave<'_, E> {
         let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
         let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
         self.isa.run(Stage { job, item, queries, units });
-        let queries = Staged { factors: queries, units };
+        let queries = Staged { lanes: queries, units };
         let Range { start: first, end } = item.splits;
         for split in first..end {
             let next = if split + 1 < end { Some((item, split + 1)) } else { next };
@@ -354,7 +354,7 @@ impl<E: Element> Wave<'_, E> {
         let Local { queries, units, scores, weights, .. } = local;
         let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
         self.isa.run(Stage { job, item, queries, units });
-        let queries = Staged { factors: queries, units };
+        let queries = Staged { lanes: queries, units };
         {
             // SAFETY: one task of this region has this number.
             let state = &mut unsafe { numbered(&self.states, number, head_dim) };
@@ -396,7 +396,7 @@ unsafe fn numbered<'a>(states: &SharedSlice<'a, f32>, number: usize, head_dim: u
 struct Stage<'a, E: Element> {
     job: &'a Job<'a, E>,
     item: &'a Item,
-    queries: &'a mut [E::Factor],
+    queries: &'a mut [E::Query],
     units: &'a mut [Unit; ITEM_QUERIES],
 }
 
@@ -417,7 +417,7 @@ struct OneSplit<'a, 's, E: Element> {
     next: Option<(&'a Item, usize)>,
     queries: Staged<'a, E>,
     scores: &'a mut Scores,
-    weights: &'a mut [[E::Factor; KV_SPLIT]],
+    weights: &'a mut [[E::Weight; KV_SPLIT]],
     state: &'a mut State<'s>,
 }
 

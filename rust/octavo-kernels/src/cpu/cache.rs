@@ -6,8 +6,8 @@
 //! sum across lanes; and the weighted sum of values has the head's components as lanes.
 //!
 //! bfloat16 is multiplied in pairs, so a lane holds two elements: `[tile][head_dim / 2][16][2]` of keys, and of values
-//! `[position / 2][head_dim][2]`, the components of two positions. Of integers, it holds four. Behind the integers of a tile
-//! are its sixteen scales.
+//! `[position / 2][head_dim][2]`, the components of two positions. Of integers, a lane holds four
+//! components of a key, and two positions of values; behind a tile are its sixteen scales.
 
 mod element; // what all kinds of elements do
 mod float; // f32, f16, pairs of bf16
@@ -23,9 +23,8 @@ use super::{
 };
 use crate::{BackendError, BlockCopy, CacheDtype, CacheShape, Result};
 
-use element::Scale;
 pub(super) use element::{Element, Unit};
-use int8::Biased;
+use int8::Int8;
 
 /// Positions in a tile of keys.
 pub(super) const TILE: usize = 16;
@@ -41,7 +40,7 @@ pub(super) enum Values {
     F32(Array<f32>),
     F16(Array<f16>),
     Bf16(Array<bf16>),
-    Int8(Array<Biased>),
+    Int8(Array<Int8>),
 }
 
 impl Cache {
@@ -213,15 +212,15 @@ impl<E: Element> LayerWriter<'_, E> {
     #[inline(always)]
     pub unsafe fn write_key<V: Vector>(&self, v: V, slot: usize, head: usize, key: &[f32]) {
         let (tile, offset) = self.locate(slot, head, Half::Keys, key);
-        let (scale, first) = (E::scale(v, key), tile + offset * E::LANE);
+        let (scale, first) = (E::scale(v, key), tile + offset * E::KEY_LANE);
         // SAFETY: this slot is ours by the caller's promise.
         unsafe { self.write_scale(tile, offset, scale.scale) };
         for (i, x) in key.chunks(16).enumerate() {
             let mut elements = [E::ZERO; 16];
-            E::store(v, v.load_partial(x, 0.0), scale, &mut elements);
-            for (j, lane) in elements[..x.len()].chunks_exact(E::LANE).enumerate() {
+            E::store(v, v.load_partial(x, 0.0), scale, Half::Keys, &mut elements);
+            for (j, lane) in elements[..x.len()].chunks_exact(E::KEY_LANE).enumerate() {
                 // SAFETY: an element belongs to one slot, and this slot is ours by the caller's promise.
-                let to = unsafe { self.values.slice(first + (16 * i + E::LANE * j) * TILE, E::LANE) };
+                let to = unsafe { self.values.slice(first + (16 * i + E::KEY_LANE * j) * TILE, E::KEY_LANE) };
                 to.copy_from_slice(lane);
             }
         }
@@ -234,47 +233,41 @@ impl<E: Element> LayerWriter<'_, E> {
     #[inline(always)]
     pub unsafe fn write_value<V: Vector>(&self, v: V, slot: usize, head: usize, value: &[f32]) {
         let (tile, offset) = self.locate(slot, head, Half::Values, value);
-        let (scale, first) = (E::scale(v, value), tile + offset / E::LANE * E::LANE * value.len() + offset % E::LANE);
+        let (scale, first) = (E::scale(v, value), tile + offset / E::VALUE_LANE * E::VALUE_LANE * value.len() + offset % E::VALUE_LANE);
         // SAFETY: this slot is ours by the caller's promise.
         unsafe { self.write_scale(tile, offset, scale.scale) };
         for (i, x) in value.chunks(16).enumerate() {
             let mut elements = [E::ZERO; 16];
-            E::store(v, v.load_partial(x, 0.0), scale, &mut elements);
+            E::store(v, v.load_partial(x, 0.0), scale, Half::Values, &mut elements);
             for (j, &element) in elements[..x.len()].iter().enumerate() {
                 // SAFETY: an element belongs to one slot, and this slot is ours by the caller's promise.
-                unsafe { self.values.slice(first + (16 * i + j) * E::LANE, 1)[0] = element };
+                unsafe { self.values.slice(first + (16 * i + j) * E::VALUE_LANE, 1)[0] = element };
             }
         }
     }
 
-    /// Writes the values of one head for the slots from `slot` on that share their lanes, as many as a lane has elements.
+    /// Writes two values of one head side by side, where the slots from `slot` on share their lanes.
     ///
     /// # Safety
     /// No other thread writes these slots.
     #[inline(always)]
-    pub unsafe fn write_values<V: Vector>(&self, v: V, slot: usize, head: usize, values: &[&[f32]]) {
+    pub unsafe fn write_values<V: Vector>(&self, v: V, slot: usize, head: usize, values: [&[f32]; 2]) {
         let (tile, offset) = self.locate(slot, head, Half::Values, values[0]);
-        let head_dim = values[0].len();
-        assert!(values.len() == E::LANE && E::LANE <= 4 && offset.is_multiple_of(E::LANE));
-        let mut scales = [Scale::default(); 4];
-        for (i, value) in values.iter().enumerate() {
-            assert_eq!(value.len(), head_dim);
-            scales[i] = E::scale(v, value);
-            // SAFETY: these slots are ours by the caller's promise.
-            unsafe { self.write_scale(tile, offset + i, scales[i].scale) };
-        }
-        // SAFETY: all lanes of these slots, which are ours by the caller's promise.
-        let to = unsafe { self.values.slice(tile + offset * head_dim, E::LANE * head_dim) };
-        for (at, to) in (0..head_dim).step_by(16).zip(to.chunks_mut(16 * E::LANE)) {
-            let mut elements = [[E::ZERO; 16]; 4];
-            for i in 0..E::LANE {
-                let x = &values[i][at..head_dim.min(at + 16)];
-                E::store(v, v.load_partial(x, 0.0), scales[i], &mut elements[i]);
-            }
-            for (d, lane) in to.chunks_exact_mut(E::LANE).enumerate() {
-                for (i, element) in lane.iter_mut().enumerate() {
-                    *element = elements[i][d];
-                }
+        assert!(E::VALUE_LANE == 2 && offset.is_multiple_of(2) && values[1].len() == values[0].len());
+        let scales = [E::scale(v, values[0]), E::scale(v, values[1])];
+        // SAFETY: these slots are ours by the caller's promise.
+        unsafe { self.write_scale(tile, offset, scales[0].scale) };
+        // SAFETY: as above.
+        unsafe { self.write_scale(tile, offset + 1, scales[1].scale) };
+        // SAFETY: all lanes of these two slots.
+        let to = unsafe { self.values.slice(tile + offset * values[0].len(), 2 * values[0].len()) };
+        let chunks = values[0].chunks(16).zip(values[1].chunks(16));
+        for ((first, second), to) in chunks.zip(to.chunks_mut(32)) {
+            let mut elements = [[E::ZERO; 16]; 2];
+            E::store(v, v.load_partial(first, 0.0), scales[0], Half::Values, &mut elements[0]);
+            E::store(v, v.load_partial(second, 0.0), scales[1], Half::Values, &mut elements[1]);
+            for (i, pair) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                *pair = [elements[0][i], elements[1][i]];
             }
         }
     }

@@ -25,13 +25,11 @@ pub(super) fn mix<V: Vector>(v: V, head: &mut [f32]) {
     for block in head.chunks_exact_mut(block) {
         let (vectors, _) = block.as_chunks_mut::<16>();
         for vector in vectors.iter_mut() {
-            let mut scaled = [0.0; 16];
-            v.store(v.mul(v.load(vector), scale), &mut scaled);
             let mut sum = v.splat(0.0);
-            for (x, row) in scaled.iter().zip(&HADAMARD) {
+            for (x, row) in vector.iter().zip(&HADAMARD) {
                 sum = v.fma(v.splat(*x), v.load(row), sum);
             }
-            v.store(sum, vector);
+            v.store(v.mul(sum, scale), vector);
         }
         let mut half = 1;
         while half < vectors.len() {

@@ -125,28 +125,23 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
             }
         }
 
-        let all_values = |row: usize| &self.qkv[row * width..][(query + kv) * head_dim..width];
+        let values = |row: usize| &self.qkv[row * width..][(query + kv) * head_dim..width];
         let (mut row, rows) = (0, self.qkv.len() / width);
         while row < rows {
-            let slot = self.slots[row] as usize;
-            let share = |together: &[u32]| together.iter().zip(slot..).all(|(&next, slot)| next as usize == slot);
-            let together = self.slots[row..rows].get(..E::LANE).filter(|_| E::LANE > 1 && slot.is_multiple_of(E::LANE));
-            let together = if together.is_some_and(share) { E::LANE } else { 1 };
-            for kv_head in 0..kv {
-                let value = |row: usize| &all_values(row)[kv_head * head_dim..][..head_dim];
-                if together == 1 {
-                    // SAFETY: no other thread has this row's slot.
-                    unsafe { self.cache.write_value(v, slot, kv_head, value(row)) };
-                } else {
-                    let mut values = [value(row); 4];
-                    for (i, values) in values[..E::LANE].iter_mut().enumerate() {
-                        *values = value(row + i);
-                    }
+            let slot = self.slots[row];
+            let together = E::VALUE_LANE == 2 && slot % 2 == 0 && self.slots[..rows].get(row + 1) == Some(&(slot + 1));
+            let (slot, firsts) = (slot as usize, values(row).chunks_exact(head_dim).enumerate());
+            for (kv_head, first) in firsts {
+                if together {
+                    let second = &values(row + 1)[kv_head * head_dim..][..head_dim];
                     // SAFETY: no other thread has these rows' slots.
-                    unsafe { self.cache.write_values(v, slot, kv_head, &values[..E::LANE]) };
+                    unsafe { self.cache.write_values(v, slot, kv_head, [first, second]) };
+                } else {
+                    // SAFETY: no other thread has this row's slot.
+                    unsafe { self.cache.write_value(v, slot, kv_head, first) };
                 }
             }
-            row += together;
+            row += 1 + usize::from(together);
         }
     }
 }

@@ -31,8 +31,8 @@ const SPLIT_TILES: usize = KV_SPLIT / TILE;
 /// The scores of one pass.
 pub(super) type Scores = [[f32; KV_SPLIT]; PASS_QUERIES];
 
-/// Their weights, as factors of a cache's elements; where those are pairs, they fill half of it.
-type Weights<E, const M: usize> = [[<E as Element>::Factor; KV_SPLIT]; M];
+/// Their weights, as a cache's elements are multiplied with them; where those are pairs, they fill half of it.
+type Weights<E, const M: usize> = [[<E as Element>::Weight; KV_SPLIT]; M];
 
 /// How many of the `rest` queries go into the next pass: as many as their sums fit in registers.
 #[inline(always)]
@@ -48,18 +48,18 @@ pub(super) fn staged_len(head_dim: usize) -> usize {
 /// Queries where passes read them.
 #[derive(Clone, Copy)]
 pub(super) struct Staged<'a, E: Element> {
-    pub factors: &'a [E::Factor], // (queries, head_dim / LANE)
+    pub lanes: &'a [E::Query], // (queries, head_dim / KEY_LANE)
     pub units: &'a [Unit],
 }
 
-/// Copies an item's queries, as factors, to where passes read them. They are scaled, so that their products with keys are
+/// Copies an item's queries to where passes read them. They are scaled, so that their products with keys are
 /// scores.
 #[inline(always)]
 pub(super) fn stage_queries<V: Vector, E: Element>(
     v: V,
     job: &Job<'_, E>,
     item: &Item,
-    factors: &mut [E::Factor],
+    lanes: &mut [E::Query],
     units: &mut [Unit; ITEM_QUERIES],
 ) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.qkv_width());
@@ -67,7 +67,7 @@ pub(super) fn stage_queries<V: Vector, E: Element>(
     for ((q, (row, head)), unit) in job.rows_and_heads(item).enumerate().zip(units) {
         let query = &job.qkv[row * width + head * head_dim..][..head_dim];
         // What is beyond a query's end is written again, by the next one.
-        *unit = E::stage(v, query, scale, &mut factors[q * head_dim / E::LANE..]);
+        *unit = E::stage(v, query, scale, &mut lanes[q * head_dim / E::KEY_LANE..]);
     }
 }
 
@@ -82,13 +82,13 @@ pub(super) fn compute_split<V: Vector, E: Element>(
     weights: &mut Weights<E, PASS_QUERIES>,
     state: &mut State<'_>,
 ) {
-    let factors = job.heads.head_dim / E::LANE;
+    let lanes = job.heads.head_dim / E::KEY_LANE;
     let mut first = 0;
     let queries = tiles.place.item.queries;
     while first < queries {
         let len = pass_len::<V>(queries - first);
-        let Staged { factors: all, units } = staged;
-        let staged = Staged { factors: &all[first * factors..][..len * factors], units: &units[first..][..len] };
+        let Staged { lanes: all, units } = staged;
+        let staged = Staged { lanes: &all[first * lanes..][..len * lanes], units: &units[first..][..len] };
         let pass = Pass { job, tiles, first, staged };
         match len {
             1 => pass.run::<V, 1>(v, scores, weights, state),
@@ -266,13 +266,13 @@ impl<E: Element> Pass<'_, '_, E> {
     #[inline(always)]
     fn score<V: Vector, const M: usize, const N: usize>(&self, v: V, tile: usize, scores: &mut [[f32; KV_SPLIT]; M]) {
         let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys));
-        let (lanes, factors) = (TILE * E::LANE, self.job.heads.head_dim / E::LANE);
-        let queries: [_; M] = std::array::from_fn(|m| &self.staged.factors[m * factors..][..factors]);
+        let (line, lanes) = (TILE * E::KEY_LANE, self.job.heads.head_dim / E::KEY_LANE);
+        let queries: [_; M] = std::array::from_fn(|m| &self.staged.lanes[m * lanes..][..lanes]);
         for (n, (keys, ahead)) in tiles.into_iter().enumerate() {
-            assert!(keys.len() >= factors * lanes);
+            assert!(keys.len() >= lanes * line);
             if E::SCALE > 0 {
-                prefetch_element(ahead, factors * lanes);
-                prefetch_element(self.tiles.get(tile + n, Half::Values).0, factors * lanes);
+                prefetch_element(ahead, lanes * line);
+                prefetch_element(self.tiles.get(tile + n, Half::Values).0, lanes * line);
             }
         }
         let units: &[Unit; M] = self.staged.units.try_into().expect("a unit for each query");
@@ -280,13 +280,13 @@ impl<E: Element> Pass<'_, '_, E> {
         for m in 1..M {
             sums[m] = [E::begin_score(v, units[m]); N];
         }
-        for i in 0..factors {
+        for i in 0..lanes {
             let query: [_; M] = std::array::from_fn(|m| queries[m][i]);
             for n in 0..N {
                 let (keys, ahead) = tiles[n];
-                prefetch_element(ahead, i * lanes);
-                // SAFETY: `i` is below the number of factors of a query, and there are as many lines of lanes.
-                let keys = unsafe { E::load(v, keys, i * lanes) };
+                prefetch_element(ahead, i * line);
+                // SAFETY: `i` is below the number of a query's lanes, and there are as many lines.
+                let keys = unsafe { E::load_keys(v, keys, i * line) };
                 for m in 0..M {
                     sums[m][n] = E::add_to_score(v, sums[m][n], query[m], keys);
                 }
@@ -322,7 +322,7 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         // Positions that only some of the queries see come one query at a time: before those that all see, and after.
         // Lanes of which they see a part are among them.
-        let (start, end) = (seen[M - 1].start.next_multiple_of(E::LANE), seen[0].end / E::LANE * E::LANE);
+        let (start, end) = (seen[M - 1].start.next_multiple_of(E::VALUE_LANE), seen[0].end / E::VALUE_LANE * E::VALUE_LANE);
         let (start, end) = if start < end { (start, end) } else { (KV_SPLIT, KV_SPLIT) };
         let stride = acc.len() / M;
         for m in 0..M {
@@ -348,11 +348,11 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         let (mut i, vectors) = (0, acc.len() / M / 16);
         if V::ROWS >= 8 {
-            while M * E::PARTS <= 4 && i + 4 <= vectors {
+            while M <= 4 && i + 4 <= vectors {
                 self.weigh::<V, M, 4>(v, positions.clone(), weights, units, acc, i);
                 i += 4;
             }
-            while M * E::PARTS <= 8 && i + 2 <= vectors {
+            while i + 2 <= vectors {
                 self.weigh::<V, M, 2>(v, positions.clone(), weights, units, acc, i);
                 i += 2;
             }
@@ -375,7 +375,7 @@ impl<E: Element> Pass<'_, '_, E> {
         i: usize,
     ) {
         let (stride, head_dim) = (acc.len() / M, self.job.heads.head_dim);
-        let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim) * E::LANE);
+        let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim) * E::VALUE_LANE);
         let mut sums = [[E::begin_output(v, v.splat(0.0), units[0]); N]; M];
         for m in 0..M {
             for n in 0..N {
@@ -385,18 +385,18 @@ impl<E: Element> Pass<'_, '_, E> {
         for tile in positions.start / TILE..positions.end.div_ceil(TILE) {
             let first = tile * TILE;
             let (start, end) = (positions.start.max(first) - first, positions.end.min(first + TILE) - first);
-            let (start, end) = (start / E::LANE, end / E::LANE);
+            let (start, end) = (start / E::VALUE_LANE, end / E::VALUE_LANE);
             let (values, ahead) = self.tiles.get(tile, Half::Values);
-            let weights: [&[_; 16]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::LANE * E::PARTS));
-            assert!(end <= TILE / E::LANE && values.len() >= TILE * head_dim && at[N - 1] <= (head_dim - 16) * E::LANE);
+            let weights: [&[_; 16]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::VALUE_LANE));
+            assert!(end <= TILE / E::VALUE_LANE && values.len() >= TILE * head_dim && at[N - 1] <= (head_dim - 16) * E::VALUE_LANE);
             for lane in start..end {
                 for n in 0..N {
-                    let at = lane * E::LANE * head_dim + at[n];
+                    let at = lane * E::VALUE_LANE * head_dim + at[n];
                     prefetch_element(ahead, at);
                     // SAFETY: such a lane is inside of the tile, and `at[n]` begins sixteen components of it.
-                    let values = unsafe { E::load(v, values, at) };
+                    let values = unsafe { E::load_values(v, values, at) };
                     for m in 0..M {
-                        sums[m][n] = E::add_to_output(v, sums[m][n], weights[m], lane, values);
+                        sums[m][n] = E::add_to_output(v, sums[m][n], weights[m][lane], values);
                     }
                 }
             }
@@ -415,7 +415,7 @@ impl<E: Element> Pass<'_, '_, E> {
         &self,
         v: V,
         positions: Range<usize>,
-        weights: &[E::Factor; KV_SPLIT],
+        weights: &[E::Weight; KV_SPLIT],
         unit: Unit,
         acc: &mut [f32],
     ) {
@@ -423,17 +423,17 @@ impl<E: Element> Pass<'_, '_, E> {
             return;
         }
         let head_dim = self.job.heads.head_dim;
-        for lane in positions.start / E::LANE..positions.end.div_ceil(E::LANE) {
-            let first = lane * E::LANE;
-            let kept = positions.start.max(first) - first..positions.end.min(first + E::LANE) - first;
+        for lane in positions.start / E::VALUE_LANE..positions.end.div_ceil(E::VALUE_LANE) {
+            let first = lane * E::VALUE_LANE;
+            let kept = positions.start.max(first) - first..positions.end.min(first + E::VALUE_LANE) - first;
             let (values, _) = self.tiles.get(first / TILE, Half::Values);
             assert!(values.len() >= TILE * head_dim);
             for (i, acc) in acc.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                let at = first % TILE * head_dim + component(i, head_dim) * E::LANE;
+                let at = first % TILE * head_dim + component(i, head_dim) * E::VALUE_LANE;
                 // SAFETY: the lane is inside of the tile, and a component begins sixteen of it.
-                let values = E::keep(v, unsafe { E::load(v, values, at) }, kept.clone());
+                let values = E::keep(v, unsafe { E::load_values(v, values, at) }, kept.clone());
                 let output = E::begin_output(v, v.load(acc), unit);
-                let output = E::add_to_output(v, output, sixteen(weights, lane / 16 * 16), lane % 16, values);
+                let output = E::add_to_output(v, output, weights[lane], values);
                 v.store(E::end_output(v, output, unit), acc);
             }
         }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{chunk_unchecked, element::{Element, Scale, Unit}, sixteen, sixteen_mut};
+use super::{Half, chunk_unchecked, element::{Element, Scale, Unit}, sixteen, sixteen_mut};
 use crate::KV_SPLIT;
 use crate::cpu::{memory::Plain, vector::Vector};
 
@@ -150,9 +150,11 @@ impl Float for bf16 {
 
 impl<F: Float> Element for F {
     const ZERO: F = F::ZERO;
-    const LANE: usize = F::LANE;
+    const KEY_LANE: usize = F::LANE;
+    const VALUE_LANE: usize = F::LANE;
     const POSITIONS: usize = 16 * F::LANE;
-    type Factor = F::Factor;
+    type Query = F::Factor;
+    type Weight = F::Factor;
     type Lanes<V: Vector> = F::Lanes<V>;
     type Score<V: Vector> = V::F32;
     type Output<V: Vector> = V::F32;
@@ -163,20 +165,25 @@ impl<F: Float> Element for F {
         Scale::default()
     }
     #[inline(always)]
-    fn store<V: Vector>(v: V, x: V::F32, _: Scale, to: &mut [F; 16]) {
+    fn store<V: Vector>(v: V, x: V::F32, _: Scale, _: Half, to: &mut [F; 16]) {
         F::store(v, x, to);
     }
     #[inline(always)]
-    unsafe fn load<V: Vector>(v: V, from: &[F], at: usize) -> F::Lanes<V> {
+    unsafe fn load_keys<V: Vector>(v: V, from: &[F], at: usize) -> F::Lanes<V> {
+        // SAFETY: the caller's promise.
+        unsafe { F::load(v, from, at) }
+    }
+    #[inline(always)]
+    unsafe fn load_values<V: Vector>(v: V, from: &[F], at: usize) -> F::Lanes<V> {
         // SAFETY: the caller's promise.
         unsafe { F::load(v, from, at) }
     }
 
     #[inline(always)]
-    fn stage<V: Vector>(v: V, query: &[f32], by: f32, factors: &mut [F::Factor]) -> Unit {
+    fn stage<V: Vector>(v: V, query: &[f32], by: f32, to: &mut [F::Factor]) -> Unit {
         for (i, some) in query.chunks(16).enumerate() {
             let scaled = v.mul(v.load_partial(some, 0.0), v.splat(by));
-            F::store_factors(v, scaled, sixteen_mut(factors, 16 * i / F::LANE));
+            F::store_factors(v, scaled, sixteen_mut(to, 16 * i / F::LANE));
         }
         Unit::default()
     }
@@ -185,8 +192,8 @@ impl<F: Float> Element for F {
         v.splat(0.0)
     }
     #[inline(always)]
-    fn add_to_score<V: Vector>(v: V, score: V::F32, factor: F::Factor, keys: F::Lanes<V>) -> V::F32 {
-        F::multiply(v, factor, keys, score)
+    fn add_to_score<V: Vector>(v: V, score: V::F32, query: F::Factor, keys: F::Lanes<V>) -> V::F32 {
+        F::multiply(v, query, keys, score)
     }
     #[inline(always)]
     fn end_score<V: Vector>(_: V, score: V::F32, _: Unit, _: V::F32) -> V::F32 {
@@ -238,11 +245,10 @@ impl<F: Float> Element for F {
     fn add_to_output<V: Vector>(
         v: V,
         output: V::F32,
-        weights: &[F::Factor; 16],
-        lane: usize,
+        weights: F::Factor,
         values: F::Lanes<V>,
     ) -> V::F32 {
-        F::multiply(v, weights[lane], values, output)
+        F::multiply(v, weights, values, output)
     }
     #[inline(always)]
     fn end_output<V: Vector>(_: V, output: V::F32, _: Unit) -> V::F32 {
