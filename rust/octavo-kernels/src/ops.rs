@@ -282,6 +282,10 @@ pub trait Backend: Send + 'static {
     fn room_for_attention(&mut self, _heads: Heads, _block_size: usize) -> Result<()> {
         Ok(())
     }
+    /// Keys of a layer lie around `centre`, `(kv heads, head_dim)`, and may be kept less that: it changes all scores of a query
+    /// alike, so no weight. Before the first step, and not where scores are capped. Matters to caches whose elements are
+    /// integers; others take no notice.
+    fn centre_keys(&mut self, _cache: &mut Self::Cache, _place: CacheLayer, _centre: Vec<f32>) {}
     /// Registers a rotary embedding; its angles for a step's rows are ready after [`Backend::begin`].
     fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.

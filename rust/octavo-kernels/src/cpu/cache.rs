@@ -21,7 +21,7 @@ use super::{
     pool::SharedSlice,
     vector::Vector,
 };
-use crate::{BackendError, BlockCopy, CacheDtype, CacheShape, Result};
+use crate::{BackendError, BlockCopy, CacheDtype, CacheShape, Result, reference::int8::Centres};
 
 pub(super) use element::{Element, Unit};
 use int8::Int8;
@@ -33,6 +33,7 @@ pub(super) const TILE: usize = 16;
 pub struct Cache {
     pub(super) shape: CacheShape,
     pub(super) values: Values,
+    pub(super) centres: Centres,
 }
 
 /// The cache's elements.
@@ -78,7 +79,7 @@ impl Cache {
                 ));
             }
         };
-        Ok(Self { shape, values })
+        Ok(Self { shape, values, centres: Centres::default() })
     }
 
     /// Copies blocks: each is one stretch of memory.

@@ -87,6 +87,8 @@ pub(super) struct RopeAndCache<'a, E> {
     /// The rows' slots. No other thread has one of them.
     pub slots: &'a [u32],
     pub cache: &'a LayerWriter<'a, E>,
+    /// What keys are kept less.
+    pub centre: Option<&'a [f32]>,
     pub heads: Heads,
     pub query_norm: Option<&'a [f32]>,
     pub key_norm: Option<&'a [f32]>,
@@ -117,6 +119,10 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
                     normalise_in_place(v, head, weight, self.eps);
                 }
                 self.rope.rotate(row, head);
+                if let Some(centre) = self.centre {
+                    let centre = &centre[kv_head * head_dim..];
+                    head.iter_mut().zip(centre).for_each(|(x, centre)| *x -= centre);
+                }
                 if E::MIXED {
                     mix(v, head);
                 }

@@ -59,6 +59,7 @@ pub struct Buffer {
 pub struct Cache {
     shape: CacheShape,
     values: Vec<f32>,
+    centres: int8::Centres,
 }
 
 impl ReferenceBackend {
@@ -216,7 +217,11 @@ impl Backend for ReferenceBackend {
     fn cache(&mut self, shape: CacheShape) -> Result<Cache> {
         let lens = [shape.layers, shape.blocks, 2, shape.kv_heads, shape.block_size, shape.head_dim];
         let len = lens.into_iter().try_fold(1usize, |product, len| product.checked_mul(len));
-        Ok(Cache { shape, values: zeroed("the KV cache", len)? })
+        Ok(Cache { shape, values: zeroed("the KV cache", len)?, centres: Default::default() })
+    }
+
+    fn centre_keys(&mut self, cache: &mut Cache, place: CacheLayer, centre: Vec<f32>) {
+        cache.centres.set(place, centre);
     }
 
     fn rope(&mut self, spec: &RopeSpec) -> Result<RopeSpec> {
@@ -314,6 +319,10 @@ impl Backend for ReferenceBackend {
                     }
                     rope::rotate(head, &cos, &sin, rope.style);
                     if cache.shape.dtype == CacheDtype::Int8 {
+                        if let (Some(key), Some(centre)) = (i.checked_sub(heads.query), cache.centres.get(place)) {
+                            let centre = &centre[key * heads.head_dim..];
+                            head.iter_mut().zip(centre).for_each(|(x, centre)| *x -= centre);
+                        }
                         int8::mix(head);
                     }
                 }

@@ -2,9 +2,28 @@
 //!
 //! A key or value of a head is kept as integers in ±127 and one scale, `max |x| / 127`. Keys have a few components that are
 //! much larger than the others, in every position the same ones, and would leave the others a few steps of such a scale. So
-//! keys are mixed before: multiplied with a Hadamard matrix over its root, which makes equals of their components. It is
-//! orthogonal: as queries are mixed too, their products stay what they were (Ashkboos et al., "QuaRot", 2024). Queries are
-//! rounded as keys are.
+//! what all keys of a head have in common is taken off, where it is known: that changes all scores of a query alike, so no
+//! weight (Zhang et al., "SageAttention", 2024). Then keys are mixed: multiplied with a Hadamard matrix over its root, which
+//! makes equals of their components. It is orthogonal: as queries are mixed too, their products stay what they were (Ashkboos
+//! et al., "QuaRot", 2024). Queries are rounded as keys are.
+
+use crate::CacheLayer;
+
+/// What the keys of a cache's layers have in common, `(kv heads, head_dim)`.
+#[derive(Clone, Debug, Default)]
+pub struct Centres(Vec<(CacheLayer, Vec<f32>)>);
+
+impl Centres {
+    /// Sets that of a layer.
+    pub fn set(&mut self, place: CacheLayer, centre: Vec<f32>) {
+        self.0.push((place, centre));
+    }
+
+    /// That of a layer, if it was set.
+    pub fn get(&self, place: CacheLayer) -> Option<&[f32]> {
+        self.0.iter().find(|layer| layer.0 == place).map(|layer| layer.1.as_slice())
+    }
+}
 
 /// `x` becomes `H x / √n`, with Sylvester's `H` of order `n`, the largest power of two that divides the number of components;
 /// `n` at a time.
