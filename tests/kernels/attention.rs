@@ -21,6 +21,8 @@ struct Scene {
     norms: bool,
     /// After every step all blocks move on by one place.
     moves: bool,
+    /// How much larger some components of all keys are by, and what the backend is told of that.
+    common: Option<(f32, bool)>,
     seed: u64,
 }
 
@@ -29,7 +31,7 @@ impl Scene {
         let mask = Mask { scale: (heads.head_dim as f32).powf(-0.5), window: None, soft_cap: None };
         let (style, rotary_dim) = (RopeStyle::Halves, heads.head_dim);
         let (lengths, dtype) = (lengths.to_vec(), CacheDtype::F32);
-        Self { lengths, heads, dtype, mask, style, rotary_dim, norms: false, moves: false, seed: 1 }
+        Self { lengths, heads, dtype, mask, style, rotary_dim, norms: false, moves: false, common: None, seed: 1 }
     }
 }
 
@@ -50,6 +52,12 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
 
     // The last row of the table poisons.
     let mut projected = random.normals(total * heads.qkv_width());
+    let keys = heads.query_width()..heads.query_width() + heads.kv * heads.head_dim;
+    let centre: Vec<f32> =
+        keys.clone().map(|i| scene.common.map_or(0.0, |c| if i % 7 == 2 { c.0 } else { 0.0 })).collect();
+    for row in projected.chunks_exact_mut(heads.qkv_width()) {
+        row[keys.clone()].iter_mut().zip(&centre).for_each(|(x, centre)| *x += centre);
+    }
     projected.extend(vec![f32::NAN; heads.qkv_width()]);
     let table = dense(backend, &projected, heads.qkv_width());
     let inv_freq =
@@ -67,6 +75,9 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
     let mut spare = free.next().expect("one more than needed");
     let shape = CacheShape { dtype: scene.dtype, ..cache_shape(blocks, heads.kv, heads.head_dim) };
     let mut cache = backend.cache(shape).unwrap();
+    if scene.common.is_some_and(|common| common.1) {
+        backend.centre_keys(&mut cache, CacheLayer { group: 1, layer: 1 }, centre);
+    }
     let mut qkv = backend.buffer(LIMITS.rows, heads.qkv_width()).unwrap();
     let mut out = backend.buffer(LIMITS.rows, heads.query_width()).unwrap();
     let slots: Vec<u32> = (0..(blocks * BLOCK_SIZE) as u32).collect();
@@ -300,6 +311,29 @@ fn copied_blocks_hold_the_same() {
     check_on_cpu(&Played(&scene, &plan), on_cpu(scene.dtype));
     (scene.dtype, scene.moves) = (CacheDtype::Fp8E4m3, true);
     check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
+}
+
+/// Of keys that have much in common, integers keep what they do not, if they are told; and then no weight is another.
+#[test]
+fn integers_keep_what_keys_do_not_have_in_common() {
+    let (lengths, shape) = ([300, 40], (6, 2, 64));
+    let plan = last_rows_together(&lengths, &[3, 1]);
+    let outputs = |dtype, centred| {
+        let mut scene = Scene::new(&lengths, heads(shape));
+        (scene.dtype, scene.rotary_dim, scene.common) = (dtype, 0, Some((60.0, centred)));
+        if centred {
+            check_on_cpu(&Played(&scene, &plan), on_cpu(dtype));
+        }
+        let rows = play(&scene, &plan, &mut cpu(Isa::best(), 2));
+        rows.into_values().flat_map(|row| row[row.len() - 6 * 64..].to_vec()).collect::<Vec<_>>()
+    };
+    let want = outputs(CacheDtype::F32, false);
+    let error = |centred| {
+        let got = outputs(CacheDtype::Int8, centred);
+        got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max)
+    };
+    let (told, untold) = (error(true), error(false));
+    assert!(told < 0.05 && untold > 3.0 * told, "off by {told} if told, {untold} if not");
 }
 
 /// A row's keys, queries and output are the same bits whether its sequence came as one prompt, in chunks or token by

@@ -234,7 +234,8 @@ impl<E: Element> LayerWriter<'_, E> {
     #[inline(always)]
     pub unsafe fn write_value<V: Vector>(&self, v: V, slot: usize, head: usize, value: &[f32]) {
         let (tile, offset) = self.locate(slot, head, Half::Values, value);
-        let (scale, first) = (E::scale(v, value), tile + offset / E::VALUE_LANE * E::VALUE_LANE * value.len() + offset % E::VALUE_LANE);
+        let (scale, first) =
+            (E::scale(v, value), tile + offset / E::VALUE_LANE * E::VALUE_LANE * value.len() + offset % E::VALUE_LANE);
         // SAFETY: this slot is ours by the caller's promise.
         unsafe { self.write_scale(tile, offset, scale.scale) };
         for (i, x) in value.chunks(16).enumerate() {
@@ -294,5 +295,26 @@ impl<E: Element> LayerWriter<'_, E> {
         let (block, offset) = (slot / self.shape.block_size, slot % self.shape.block_size);
         let begin = half_block::<E>(&self.shape, self.layer, block, half, head);
         (begin + offset / TILE * tile_len::<E>(&self.shape), offset % TILE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_what_its_shape_says() {
+        let shape =
+            CacheShape { layers: 3, blocks: 5, block_size: 32, kv_heads: 2, head_dim: 48, dtype: CacheDtype::F32 };
+        for dtype in [CacheDtype::F32, CacheDtype::F16, CacheDtype::Bf16, CacheDtype::Int8] {
+            let shape = CacheShape { dtype, ..shape };
+            let bytes = match &Cache::new(shape).unwrap().values {
+                Values::F32(values) => size_of_val::<[_]>(values),
+                Values::F16(values) => size_of_val::<[_]>(values),
+                Values::Bf16(values) => size_of_val::<[_]>(values),
+                Values::Int8(values) => size_of_val::<[_]>(values),
+            };
+            assert_eq!(bytes, shape.bytes(), "{dtype:?}");
+        }
     }
 }

@@ -45,3 +45,38 @@ pub(super) fn mix<V: Vector>(v: V, head: &mut [f32]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{isa::Isa, vector::Kernel};
+    use crate::reference::int8;
+
+    struct Mix<'a>(&'a mut [f32]);
+
+    impl Kernel for Mix<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<V: Vector>(self, v: V) {
+            mix(v, self.0);
+        }
+    }
+
+    #[test]
+    fn it_is_the_plain_one_and_its_own_inverse() {
+        for len in [16, 32, 48, 64, 80, 96, 128, 192, 512] {
+            let x: Vec<f32> =
+                (0..len).map(|i| ((i * i) as f32 * 0.37).sin() * if i == 5 { 90.0 } else { 1.0 }).collect();
+            let mut want = x.clone();
+            int8::mix(&mut want);
+            for isa in Isa::available() {
+                let mut got = x.clone();
+                isa.run(Mix(&mut got));
+                let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
+                assert!(near(&got, &want), "{len} on {}: {got:?}, not {want:?}", isa.describe());
+                isa.run(Mix(&mut got));
+                assert!(near(&got, &x), "{len} on {}", isa.describe());
+            }
+        }
+    }
+}

@@ -135,7 +135,8 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
         let (mut row, rows) = (0, self.qkv.len() / width);
         while row < rows {
             let slot = self.slots[row];
-            let together = E::VALUE_LANE == 2 && slot % 2 == 0 && self.slots[..rows].get(row + 1) == Some(&(slot + 1));
+            let together =
+                E::VALUE_LANE == 2 && slot.is_multiple_of(2) && self.slots[..rows].get(row + 1) == Some(&(slot + 1));
             let (slot, firsts) = (slot as usize, values(row).chunks_exact(head_dim).enumerate());
             for (kv_head, first) in firsts {
                 if together {

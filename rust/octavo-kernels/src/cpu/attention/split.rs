@@ -322,7 +322,8 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         // Positions that only some of the queries see come one query at a time: before those that all see, and after.
         // Lanes of which they see a part are among them.
-        let (start, end) = (seen[M - 1].start.next_multiple_of(E::VALUE_LANE), seen[0].end / E::VALUE_LANE * E::VALUE_LANE);
+        let (start, end) =
+            (seen[M - 1].start.next_multiple_of(E::VALUE_LANE), seen[0].end / E::VALUE_LANE * E::VALUE_LANE);
         let (start, end) = if start < end { (start, end) } else { (KV_SPLIT, KV_SPLIT) };
         let stride = acc.len() / M;
         for m in 0..M {
@@ -388,7 +389,11 @@ impl<E: Element> Pass<'_, '_, E> {
             let (start, end) = (start / E::VALUE_LANE, end / E::VALUE_LANE);
             let (values, ahead) = self.tiles.get(tile, Half::Values);
             let weights: [&[_; 16]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::VALUE_LANE));
-            assert!(end <= TILE / E::VALUE_LANE && values.len() >= TILE * head_dim && at[N - 1] <= (head_dim - 16) * E::VALUE_LANE);
+            assert!(
+                end <= TILE / E::VALUE_LANE
+                    && values.len() >= TILE * head_dim
+                    && at[N - 1] <= (head_dim - 16) * E::VALUE_LANE
+            );
             for lane in start..end {
                 for n in 0..N {
                     let at = lane * E::VALUE_LANE * head_dim + at[n];

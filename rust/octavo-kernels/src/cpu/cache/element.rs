@@ -55,12 +55,8 @@ pub(in crate::cpu) trait Element: Plain {
     fn begin_score<V: Vector>(v: V, query: Unit) -> Self::Score<V>;
 
     /// Adds the products of some components of the query with lanes of keys.
-    fn add_to_score<V: Vector>(
-        v: V,
-        score: Self::Score<V>,
-        query: Self::Query,
-        keys: Self::Lanes<V>,
-    ) -> Self::Score<V>;
+    fn add_to_score<V: Vector>(v: V, score: Self::Score<V>, query: Self::Query, keys: Self::Lanes<V>)
+    -> Self::Score<V>;
 
     /// Scores after the last product, with keys of these scales.
     fn end_score<V: Vector>(v: V, score: Self::Score<V>, query: Unit, scales: V::F32) -> V::F32;

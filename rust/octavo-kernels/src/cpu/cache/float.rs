@@ -7,7 +7,11 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{Half, chunk_unchecked, element::{Element, Scale, Unit}, sixteen, sixteen_mut};
+use super::{
+    Half, chunk_unchecked,
+    element::{Element, Scale, Unit},
+    sixteen, sixteen_mut,
+};
 use crate::KV_SPLIT;
 use crate::cpu::{memory::Plain, vector::Vector};
 
@@ -147,7 +151,6 @@ impl Float for bf16 {
     }
 }
 
-
 impl<F: Float> Element for F {
     const ZERO: F = F::ZERO;
     const KEY_LANE: usize = F::LANE;
@@ -242,12 +245,7 @@ impl<F: Float> Element for F {
         is
     }
     #[inline(always)]
-    fn add_to_output<V: Vector>(
-        v: V,
-        output: V::F32,
-        weights: F::Factor,
-        values: F::Lanes<V>,
-    ) -> V::F32 {
+    fn add_to_output<V: Vector>(v: V, output: V::F32, weights: F::Factor, values: F::Lanes<V>) -> V::F32 {
         F::multiply(v, weights, values, output)
     }
     #[inline(always)]
