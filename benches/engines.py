@@ -79,11 +79,13 @@ class Octavo(Engine):
 
     package = "octavo"
     variants = ("a list", "streams")
+    kv_cache_dtype = "auto"
 
     def __init__(self, setup: Setup) -> None:
         import octavo
 
-        self._llm = octavo.LLM(setup.model, threads=setup.threads, progress=False)
+        how = {"kv_cache_dtype": self.kv_cache_dtype, "threads": setup.threads}
+        self._llm = octavo.LLM(setup.model, progress=False, **how)
         self._greedy = octavo.SamplingParams(temperature=0.0, ignore_eos=True)
 
     def serve(self, work: Work) -> list[list[float]]:
@@ -107,6 +109,12 @@ class Octavo(Engine):
     def facts(self) -> dict[str, float]:
         facts = self._llm.facts
         return {"weights_bytes": facts.weights_bytes, "token_bytes": facts.block_bytes / facts.block_size}
+
+
+class OctavoInt8(Octavo):
+    """With a cache of integers, which OpenVINO has if it is not told otherwise."""
+
+    kv_cache_dtype = "int8"
 
 
 class LlamaCpp(Engine):
@@ -327,6 +335,7 @@ class Transformers(Engine):
 
 ENGINES: dict[str, type[Engine]] = {
     "octavo": Octavo,
+    "octavo_int8": OctavoInt8,
     "llama_cpp": LlamaCpp,
     "openvino_genai": OpenVino,
     "mistralrs": MistralRs,

@@ -307,17 +307,27 @@ impl Operation for Attention {
     }
     fn work(&self) -> Work {
         let Self { sequences, rows, context, heads, dtype } = self;
-        let bytes = 2 * sequences * context * heads.kv * heads.head_dim * dtype.bytes();
+        let bytes = 2 * sequences * context * heads.kv * dtype.head_bytes(heads.head_dim);
         let seen = sequences * rows * (2 * context - rows).div_ceil(2);
         let (work, operations) = (Work::memory(bytes), 4 * seen * heads.query * heads.head_dim);
-        if *dtype == CacheDtype::Bf16 { work.bf16(operations) } else { work.f32(operations) }
+        match dtype {
+            CacheDtype::Bf16 => work.bf16(operations),
+            // Values take twice as many: their weights have 16 bits.
+            CacheDtype::Int8 => work.int8(3 * operations / 2),
+            _ => work.f32(operations),
+        }
     }
     fn small(&self) -> Self {
         Self { sequences: 2, rows: self.rows.min(3), context: 300, ..self.clone() }
     }
     fn tolerance(&self) -> f32 {
-        // Queries and weights are rounded to bfloat16 as well.
-        if self.dtype == CacheDtype::Bf16 { 1.5e-2 } else { 1e-4 }
+        match self.dtype {
+            // Queries and weights are rounded to bfloat16 as well.
+            CacheDtype::Bf16 => 1.5e-2,
+            // What is rounded to integers is the same, but for numbers in the middle between two.
+            CacheDtype::Int8 => 2e-3,
+            _ => 1e-4,
+        }
     }
     fn prepare<B: Backend>(&self, backend: &mut B) -> Ready<B> {
         let Self { sequences, rows, context, heads, dtype } = *self;
@@ -483,13 +493,13 @@ fn main() {
         line(&bench, cpu, &Experts { dtype: DType::Q4_K, experts, per_row, outputs, inputs, rows });
     }
     let heads = Heads { query: 32, kv: 8, head_dim: 128 };
-    for dtype in [CacheDtype::F16, CacheDtype::Bf16, CacheDtype::F32] {
+    for dtype in [CacheDtype::Int8, CacheDtype::F16, CacheDtype::Bf16, CacheDtype::F32] {
         line(&bench, cpu, &Attention { sequences: 32, rows: 1, context: 1024, heads, dtype });
         line(&bench, cpu, &Attention { sequences: 1, rows: 256, context: 2048, heads, dtype });
     }
     // A small model: a chunk of a prompt, a little after a long prefix, and a token.
     let heads = Heads { query: 9, kv: 3, head_dim: 64 };
-    for dtype in [CacheDtype::Bf16, CacheDtype::F32] {
+    for dtype in [CacheDtype::Int8, CacheDtype::Bf16, CacheDtype::F32] {
         for (rows, context) in [(256, 2048), (16, 528), (1, 2048)] {
             line(&bench, cpu, &Attention { sequences: 1, rows, context, heads, dtype });
         }

@@ -401,7 +401,7 @@ def print_table(model: Model, columns: dict[str, Column], bandwidth: float | Non
             peers = [
                 column.figures[row.name]
                 for name, column in columns.items()
-                if name != "octavo" and row.name in column.figures
+                if not name.startswith("octavo") and row.name in column.figures
             ]
             best = (min if row.less_is_better else max)(peers, default=None)
             if best:

@@ -59,8 +59,9 @@ class LLM:
             multiple of 32. Norms and biases are always float32.
         kv_cache_dtype: ``"f32"``, ``"f16"``, ``"bf16"``, or ``"auto"``: f32, but if weights are run quantised bf16 on a
             processor that multiplies it quickly (AVX512_BF16) and f16 on others; on a GPU f16 if they are run
-            quantised or as f16, else bf16. On a GPU also ``"fp8_e4m3"``: half of that, and less exact (three bits of
-            mantissa; what is beyond ±448 is cut off).
+            quantised or as f16, else bf16. On a CPU also ``"int8"``: half of that, bytes with a scale for each key and
+            value of a head (heads of a multiple of 16 components). On a GPU also ``"fp8_e4m3"``: half of that, and less
+            exact (three bits of mantissa; what is beyond ±448 is cut off).
         kv_cache_bytes: Bytes for the KV cache, as an int or like ``"2GiB"``; ``None``: sized from free memory.
         block_size: Positions in a block of the KV cache; a multiple of 16.
         max_model_len: Longest prompt and answer together; ``None``: what the model was made for.

@@ -191,6 +191,7 @@ impl<B: Backend> Parts<'_, B> {
         LayerWeights {
             attention_norm: spec.pre_norms.then(|| self.norm(hidden)),
             qkv: self.linear(heads.qkv_width(), hidden, biases.qkv),
+            key_bias: None,
             query_norm: qk_norms.map(|[query, _]| self.norm(query)),
             key_norm: qk_norms.map(|[_, key]| self.norm(key)),
             output: self.linear(hidden, heads.query_width(), biases.output),

@@ -21,6 +21,8 @@ struct Scene {
     norms: bool,
     /// After every step all blocks move on by one place.
     moves: bool,
+    /// How much larger some components of all keys are by, and what the backend is told of that.
+    common: Option<(f32, bool)>,
     seed: u64,
 }
 
@@ -29,7 +31,7 @@ impl Scene {
         let mask = Mask { scale: (heads.head_dim as f32).powf(-0.5), window: None, soft_cap: None };
         let (style, rotary_dim) = (RopeStyle::Halves, heads.head_dim);
         let (lengths, dtype) = (lengths.to_vec(), CacheDtype::F32);
-        Self { lengths, heads, dtype, mask, style, rotary_dim, norms: false, moves: false, seed: 1 }
+        Self { lengths, heads, dtype, mask, style, rotary_dim, norms: false, moves: false, common: None, seed: 1 }
     }
 }
 
@@ -50,6 +52,12 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
 
     // The last row of the table poisons.
     let mut projected = random.normals(total * heads.qkv_width());
+    let keys = heads.query_width()..heads.query_width() + heads.kv * heads.head_dim;
+    let centre: Vec<f32> =
+        keys.clone().map(|i| scene.common.map_or(0.0, |c| if i % 7 == 2 { c.0 } else { 0.0 })).collect();
+    for row in projected.chunks_exact_mut(heads.qkv_width()) {
+        row[keys.clone()].iter_mut().zip(&centre).for_each(|(x, centre)| *x += centre);
+    }
     projected.extend(vec![f32::NAN; heads.qkv_width()]);
     let table = dense(backend, &projected, heads.qkv_width());
     let inv_freq =
@@ -67,6 +75,9 @@ fn play<B: Backend>(scene: &Scene, plan: &Plan, backend: &mut B) -> Rows {
     let mut spare = free.next().expect("one more than needed");
     let shape = CacheShape { dtype: scene.dtype, ..cache_shape(blocks, heads.kv, heads.head_dim) };
     let mut cache = backend.cache(shape).unwrap();
+    if scene.common.is_some_and(|common| common.1) {
+        backend.centre_keys(&mut cache, CacheLayer { group: 1, layer: 1 }, centre);
+    }
     let mut qkv = backend.buffer(LIMITS.rows, heads.qkv_width()).unwrap();
     let mut out = backend.buffer(LIMITS.rows, heads.query_width()).unwrap();
     let slots: Vec<u32> = (0..(blocks * BLOCK_SIZE) as u32).collect();
@@ -189,12 +200,14 @@ fn of_cache(dtype: CacheDtype) -> Tolerance {
         // Eight bits are multiplied as f16.
         CacheDtype::F16 | CacheDtype::Fp8E4m3 => Tolerance { absolute: 2e-3, relative: 2e-3 },
         CacheDtype::Bf16 => Tolerance { absolute: 1.5e-2, relative: 1.5e-2 },
+        // What is rounded to integers is the same, but for numbers in the middle between two.
+        CacheDtype::Int8 => Tolerance { absolute: 2e-3, relative: 2e-3 },
     }
 }
 
-/// The CPU multiplies in f32, but for bfloat16.
+/// The CPU multiplies in f32, but for bfloat16 and integers.
 fn on_cpu(dtype: CacheDtype) -> Tolerance {
-    if dtype == CacheDtype::Bf16 { of_cache(dtype) } else { NEAR }
+    if matches!(dtype, CacheDtype::Bf16 | CacheDtype::Int8) { of_cache(dtype) } else { NEAR }
 }
 
 #[test]
@@ -205,14 +218,18 @@ fn a_ragged_batch_with_every_shape_of_heads() {
     }
 }
 
-/// Pairs of positions that begin and end in the middle of what is seen, and windows that do.
+/// Pairs of positions, or four, that begin and end in the middle of what is seen, and windows that do.
 #[test]
-fn every_shape_of_heads_in_pairs() {
+fn every_shape_of_heads_in_pairs_and_fours() {
     let (contexts, new_rows) = ([1, 18, 63, 257, 301], [1, 2, 20, 1, 5]);
-    for (i, shape) in SHAPES.into_iter().enumerate() {
-        let mut scene = Scene::new(&contexts, heads(shape));
-        (scene.dtype, scene.mask.window) = (CacheDtype::Bf16, [None, Some(37)][i % 2]);
-        check_on_cpu(&Played(&scene, &last_rows_together(&contexts, &new_rows)), on_cpu(scene.dtype));
+    for (i, shape) in SHAPES.into_iter().chain([(2, 1, 112), (1, 1, 512)]).enumerate() {
+        for dtype in [CacheDtype::Bf16, CacheDtype::Int8] {
+            let mut scene = Scene::new(&contexts, heads(shape));
+            (scene.dtype, scene.mask.window) = (dtype, [None, Some(37)][i % 2]);
+            if dtype == CacheDtype::Bf16 || shape.2 % 16 == 0 {
+                check_on_cpu(&Played(&scene, &last_rows_together(&contexts, &new_rows)), on_cpu(dtype));
+            }
+        }
     }
 }
 
@@ -234,6 +251,9 @@ fn windows_soft_caps_and_cache_types() {
             (scene.dtype, scene.mask.window, scene.mask.soft_cap) = (dtype, window, soft_cap);
             check_op_apart(&Played(&scene, &plan), on_cpu(dtype), of_cache(dtype));
         }
+        let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+        (scene.dtype, scene.mask.window, scene.mask.soft_cap) = (CacheDtype::Int8, window, Some(50.0));
+        check_on_cpu(&Played(&scene, &plan), on_cpu(scene.dtype));
         let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
         (scene.dtype, scene.mask.window) = (CacheDtype::Fp8E4m3, window);
         check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
@@ -287,8 +307,33 @@ fn copied_blocks_hold_the_same() {
         check_op_apart(&Played(&scene, &plan), on_cpu(dtype), of_cache(dtype));
     }
     let mut scene = Scene::new(&CONTEXTS, heads((6, 2, 32)));
+    (scene.dtype, scene.moves) = (CacheDtype::Int8, true);
+    check_on_cpu(&Played(&scene, &plan), on_cpu(scene.dtype));
     (scene.dtype, scene.moves) = (CacheDtype::Fp8E4m3, true);
     check_on_cuda(&Played(&scene, &plan), Activations::F32, of_cache(scene.dtype));
+}
+
+/// Of keys that have much in common, integers keep what they do not, if they are told; and then no weight is another.
+#[test]
+fn integers_keep_what_keys_do_not_have_in_common() {
+    let (lengths, shape) = ([300, 40], (6, 2, 64));
+    let plan = last_rows_together(&lengths, &[3, 1]);
+    let outputs = |dtype, centred| {
+        let mut scene = Scene::new(&lengths, heads(shape));
+        (scene.dtype, scene.rotary_dim, scene.common) = (dtype, 0, Some((60.0, centred)));
+        if centred {
+            check_on_cpu(&Played(&scene, &plan), on_cpu(dtype));
+        }
+        let rows = play(&scene, &plan, &mut cpu(Isa::best(), 2));
+        rows.into_values().flat_map(|row| row[row.len() - 6 * 64..].to_vec()).collect::<Vec<_>>()
+    };
+    let want = outputs(CacheDtype::F32, false);
+    let error = |centred| {
+        let got = outputs(CacheDtype::Int8, centred);
+        got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max)
+    };
+    let (told, untold) = (error(true), error(false));
+    assert!(told < 0.05 && untold > 3.0 * told, "off by {told} if told, {untold} if not");
 }
 
 /// A row's keys, queries and output are the same bits whether its sequence came as one prompt, in chunks or token by
@@ -313,8 +358,15 @@ fn the_answer_does_not_depend_on_the_weather() {
     for seed in 0..3 {
         plans.push(at_random(&lengths, &mut Random::new(seed)));
     }
-    for (dtype, window) in [(CacheDtype::F32, None), (CacheDtype::Bf16, Some(300)), (CacheDtype::F16, Some(10))] {
-        for shape in [(9, 3, 64), (5, 1, 24)] {
+    let caches = [
+        (CacheDtype::F32, None),
+        (CacheDtype::Bf16, Some(300)),
+        (CacheDtype::F16, Some(10)),
+        (CacheDtype::Int8, None),
+        (CacheDtype::Int8, Some(21)),
+    ];
+    for (dtype, window) in caches {
+        for shape in [(9, 3, 64), (5, 1, if dtype == CacheDtype::Int8 { 48 } else { 24 })] {
             let mut scene = Scene::new(&lengths, heads(shape));
             (scene.dtype, scene.mask.window, scene.norms) = (dtype, window, true);
             let want = play(&scene, &whole, &mut cpu(Isa::best(), 1));

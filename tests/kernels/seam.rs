@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use octavo_kernels::{
-    Backend, BackendError, CacheShape, DType, Segment, StepInput, StepLimits, Weight,
+    Backend, BackendError, CacheDtype, CacheShape, DType, Segment, StepInput, StepLimits, Weight,
     cpu::{CpuBackend, CpuConfig, Isa},
     reference::Activations,
 };
@@ -56,6 +56,8 @@ fn caches_that_cuda_has_no_kernel_for_are_refused() {
         assert!(text.contains("24") && text.contains("16"), "{text}");
         let text = message(backend.cache(cache_shape(4, 1, 257)));
         assert!(text.contains("257") && text.contains("256"), "{text}");
+        let text = message(backend.cache(CacheShape { dtype: CacheDtype::Int8, ..cache_shape(4, 1, 64) }));
+        assert!(text.contains("int8") && text.contains("fp8_e4m3"), "{text}");
     }
 }
 
@@ -66,6 +68,10 @@ fn caches_that_the_cpu_has_no_kernel_for_are_refused() {
     assert!(text.contains("24") && text.contains("16"), "{text}");
     let text = message(backend.cache(cache_shape(4, 1, 8)));
     assert!(text.contains('8') && text.contains("16"), "{text}");
+    let text = message(backend.cache(CacheShape { dtype: CacheDtype::Int8, ..cache_shape(4, 1, 40) }));
+    assert!(text.contains("int8") && text.contains("40") && text.contains("16"), "{text}");
+    let text = message(backend.cache(CacheShape { dtype: CacheDtype::Fp8E4m3, ..cache_shape(4, 1, 64) }));
+    assert!(text.contains("fp8_e4m3") && text.contains("int8"), "{text}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import octavo
-from conftest import GREEDY, ORACLE, real_prompts
+from conftest import GREEDY, ORACLE, fingerprint, real_prompts
 from octavo import _octavo
 
 PROMPT = list(range(5, 40))
@@ -91,3 +91,47 @@ def test_mean_nll_is_within_one_percent(llm: octavo.LLM) -> None:
     nlls = [-np.mean([p.logprob for p in result.prompt_logprobs[1:]]) for result in results]
     wanted = [prompt["prompt_mean_nll"] for prompt in prompts]
     assert abs(np.mean(nlls) / np.mean(wanted) - 1) <= 0.01
+
+
+def test_a_cache_of_integers_is_half_as_large_and_about_as_exact(smollm2: str) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    logprobs, sizes = {}, {}
+    for dtype in ("f32", "bf16", "int8"):
+        with octavo.LLM(smollm2, kv_cache_dtype=dtype, kv_cache_bytes="64MiB") as llm:
+            assert f"{dtype}" in llm.facts.memory.split("KV cache")[1]
+            logits = llm.logits(llm.tokenize(text).ids[:600], positions="all").astype(np.float64)
+            sizes[dtype] = llm.facts.block_bytes
+        logits -= logits.max(axis=1, keepdims=True)
+        logprobs[dtype] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    # Of 64 components in 4 bytes, or in one each and 4 for the scale.
+    assert (sizes["int8"] * 256, sizes["bf16"] * 2) == (sizes["f32"] * 68, sizes["f32"])
+    wanted = np.exp(logprobs["f32"])
+    off = {dtype: float((wanted * (logprobs["f32"] - logprobs[dtype])).sum(axis=1).mean()) for dtype in sizes}
+    # The mean divergence of bf16 is that of activations which are rounded to another byte.
+    assert off["int8"] < 1.5 * off["bf16"], off
+
+
+def test_a_cache_of_integers_is_the_same_everywhere() -> None:
+    """Of a model whose keys have a bias, which the cache leaves out."""
+    found = {}
+    for device, dtype in (("cpu", "f32"), ("cpu", "int8"), ("reference", "int8")):
+        how = {"device": device, "kv_cache_dtype": dtype, "kv_cache_bytes": "4MiB"}
+        with octavo.LLM(ORACLE / "tiny/qwen2/bf16", **how) as llm:
+            found[device, dtype] = llm.logits(PROMPT, positions="all")
+    exact, cpu, reference = found.values()
+    largest = np.abs(exact).max()
+    # bf16 takes them a fortieth off: random models look at few positions sharply.
+    assert 0.0 < np.abs(cpu - exact).max() < 0.08 * largest
+    assert np.abs(cpu - reference).max() < 0.02 * largest
+
+
+def test_answers_over_a_cache_of_integers_do_not_depend_on_the_batch(smollm2: str) -> None:
+    prompts = [prompt["ids"] for prompt in real_prompts().values() if prompt["n"] <= 400][:6]
+    params = octavo.SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=2)
+    alone = []
+    for threads, tokens in ((1, 64), (2, 17)):
+        how = {"threads": threads, "max_num_batched_tokens": tokens, "max_num_seqs": 8}
+        with octavo.LLM(smollm2, kv_cache_dtype="int8", kv_cache_bytes="64MiB", **how) as llm:
+            alone = alone or [fingerprint(llm.generate(prompt, params)) for prompt in prompts]
+            together = llm.generate(prompts, params)
+            assert [fingerprint(result) for result in together] == alone

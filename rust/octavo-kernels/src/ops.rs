@@ -162,11 +162,14 @@ pub enum CacheDtype {
     Bf16,
     /// 1 byte: four bits of exponent, three of mantissa; what is beyond ±448 becomes that. For GPUs.
     Fp8E4m3,
+    /// 1 byte, an integer, and for each key and value of a head 4 bytes more, their scale; heads are mixed before, see
+    /// [`crate::reference::int8`]. For CPUs.
+    Int8,
 }
 
 impl CacheDtype {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Fp8E4m3];
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Fp8E4m3, Self::Int8];
 
     /// As settings spell it.
     pub fn name(self) -> &'static str {
@@ -175,6 +178,7 @@ impl CacheDtype {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Fp8E4m3 => "fp8_e4m3",
+            Self::Int8 => "int8",
         }
     }
 
@@ -183,8 +187,13 @@ impl CacheDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::Fp8E4m3 => 1,
+            Self::Fp8E4m3 | Self::Int8 => 1,
         }
+    }
+
+    /// Bytes of one key, or value, of one head.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        head_dim * self.bytes() + if self == Self::Int8 { size_of::<f32>() } else { 0 }
     }
 }
 
@@ -217,7 +226,7 @@ pub struct CacheShape {
 impl CacheShape {
     /// Bytes of one block over all layers, keys and values.
     pub fn block_bytes(&self) -> usize {
-        2 * self.layers * self.kv_heads * self.head_dim * self.block_size * self.dtype.bytes()
+        2 * self.layers * self.kv_heads * self.block_size * self.dtype.head_bytes(self.head_dim)
     }
     /// Bytes of the whole pool.
     pub fn bytes(&self) -> usize {
@@ -273,6 +282,10 @@ pub trait Backend: Send + 'static {
     fn room_for_attention(&mut self, _heads: Heads, _block_size: usize) -> Result<()> {
         Ok(())
     }
+    /// Keys of a layer lie around `centre`, `(kv heads, head_dim)`, and may be kept less that: it changes all scores of a query
+    /// alike, so no weight. Before the first step, and not where scores are capped. Matters to caches whose elements are
+    /// integers; others take no notice.
+    fn centre_keys(&mut self, _cache: &mut Self::Cache, _place: CacheLayer, _centre: Vec<f32>) {}
     /// Registers a rotary embedding; its angles for a step's rows are ready after [`Backend::begin`].
     fn rope(&mut self, spec: &RopeSpec) -> Result<Self::Rope>;
     /// Takes room for the routing of steps of up to `rows` rows, each of which goes to `per_row` of `experts`.

@@ -58,7 +58,7 @@ fn dtype(fields: &Fields<'_, '_>) -> Read<WeightDtype> {
 }
 
 fn kv_cache_dtype(fields: &Fields<'_, '_>) -> Read<Option<CacheDtype>> {
-    let wanted = "'auto', 'f32', 'f16', 'bf16' or 'fp8_e4m3' (on a GPU)";
+    let wanted = "'auto', 'f32', 'f16', 'bf16', 'int8' (on a CPU) or 'fp8_e4m3' (on a GPU)";
     let name: String = fields.get("kv_cache_dtype", wanted)?;
     let dtype = CacheDtype::ALL.into_iter().find(|dtype| dtype.name() == name);
     if dtype.is_none() && name != "auto" {

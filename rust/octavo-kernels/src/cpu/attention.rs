@@ -28,14 +28,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{
     array::Array,
-    cache::{Cache, Element, LayerView, Values},
+    cache::{Cache, Element, LayerView, Unit, Values},
     isa::Isa,
     memory::recast_mut,
     pool::{Pool, SharedSlice},
     vector::{Kernel, Vector},
 };
 use crate::{CacheLayer, Heads, KV_SPLIT, Mask, Result, Segment, reference::attention::visible, step::Step};
-use split::{PASS_QUERIES, Place, Scores, Tiles, compute_split, stage_queries, staged_len};
+use split::{PASS_QUERIES, Place, Scores, Staged, Tiles, compute_split, stage_queries, staged_len};
 use state::{ITEM_QUERIES, State, write_out};
 
 /// How many splits of long items one region holds, at least: for each there is a state.
@@ -254,6 +254,12 @@ pub(super) fn attention(
             scratch,
             Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
         ),
+        Values::Int8(values) => run(
+            isa,
+            pool,
+            scratch,
+            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
+        ),
     }
 }
 
@@ -261,6 +267,7 @@ thread_local! {
     /// A thread's own working memory. Grows to its size in the first steps and stays.
     static LOCAL: RefCell<Local> = RefCell::new(Local {
         queries: Vec::new(),
+        units: [Unit::default(); ITEM_QUERIES],
         scores: Box::new([[0.0; KV_SPLIT]; PASS_QUERIES]),
         weights: Box::new([[0.0; KV_SPLIT]; PASS_QUERIES]),
         states: Vec::new(),
@@ -268,8 +275,9 @@ thread_local! {
 }
 
 struct Local {
-    /// Queries and weights are what the cache's elements are multiplied with, whose size is an f32's.
+    /// Queries and weights are what the cache's elements are multiplied with: 32 bits.
     queries: Vec<f32>,
+    units: [Unit; ITEM_QUERIES],
     scores: Box<Scores>,
     weights: Box<Scores>,
     states: Vec<f32>,
@@ -321,11 +329,12 @@ impl<E: Element> Wave<'_, E> {
     fn whole_item(&self, item: &Item, next: Option<(&Item, usize)>, local: &mut Local) {
         let (job, head_dim) = (self.job, self.job.heads.head_dim);
         local.states.resize(2 * State::len(head_dim), 0.0);
-        let Local { queries, scores, weights, states } = local;
+        let Local { queries, units, scores, weights, states } = local;
         let (running, state) = states.split_at_mut(State::len(head_dim));
         let (running, state) = (&mut State::over(running, head_dim), &mut State::over(state, head_dim));
         let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
-        self.isa.run(Stage { job, item, queries });
+        self.isa.run(Stage { job, item, queries, units });
+        let queries = Staged { lanes: queries, units };
         let Range { start: first, end } = item.splits;
         for split in first..end {
             let next = if split + 1 < end { Some((item, split + 1)) } else { next };
@@ -342,9 +351,10 @@ impl<E: Element> Wave<'_, E> {
     fn one_split(&self, number: usize, long: usize, next: Option<(&Item, usize)>, local: &mut Local) {
         let Task { item, split, .. } = self.tasks[number];
         let (job, item, head_dim) = (self.job, &self.items[item], self.job.heads.head_dim);
-        let Local { queries, scores, weights, .. } = local;
+        let Local { queries, units, scores, weights, .. } = local;
         let (queries, weights) = (recast_mut(queries), recast_mut(weights.as_mut_slice()));
-        self.isa.run(Stage { job, item, queries });
+        self.isa.run(Stage { job, item, queries, units });
+        let queries = Staged { lanes: queries, units };
         {
             // SAFETY: one task of this region has this number.
             let state = &mut unsafe { numbered(&self.states, number, head_dim) };
@@ -386,14 +396,15 @@ unsafe fn numbered<'a>(states: &SharedSlice<'a, f32>, number: usize, head_dim: u
 struct Stage<'a, E: Element> {
     job: &'a Job<'a, E>,
     item: &'a Item,
-    queries: &'a mut [E::Factor],
+    queries: &'a mut [E::Query],
+    units: &'a mut [Unit; ITEM_QUERIES],
 }
 
 impl<E: Element> Kernel for Stage<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<V: Vector>(self, v: V) {
-        stage_queries(v, self.job, self.item, self.queries);
+        stage_queries(v, self.job, self.item, self.queries, self.units);
     }
 }
 
@@ -404,9 +415,9 @@ struct OneSplit<'a, 's, E: Element> {
     split: usize,
     /// What this thread will likely read next.
     next: Option<(&'a Item, usize)>,
-    queries: &'a [E::Factor],
+    queries: Staged<'a, E>,
     scores: &'a mut Scores,
-    weights: &'a mut [[E::Factor; KV_SPLIT]],
+    weights: &'a mut [[E::Weight; KV_SPLIT]],
     state: &'a mut State<'s>,
 }
 

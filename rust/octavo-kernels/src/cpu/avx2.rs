@@ -323,6 +323,31 @@ impl<const VNNI: bool> Vector for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_words(self, from: &[i8; 32]) -> [__m256i; 2] {
+        let p = from.as_ptr().cast::<__m128i>();
+        vector!([_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(1)))])
+    }
+    #[inline(always)]
+    fn splat_words(self, [low, high]: [i16; 2]) -> [__m256i; 2] {
+        vector!([_mm256_set1_epi32(i32::from(high) << 16 | i32::from(low as u16)); 2])
+    }
+    #[inline(always)]
+    fn store_i16(self, x: [__m256i; 2], to: &mut [i16; 16]) {
+        vector!({
+            // Packing works within 128-bit halves: put the 64-bit pieces back in order.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x[0], x[1]));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), words);
+        })
+    }
+    #[inline(always)]
+    fn dot_words(self, acc: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        if VNNI {
+            return both!(_mm256_dpwssd_avx_epi32, acc, a, b);
+        }
+        self.add_i32(acc, both!(_mm256_madd_epi16, a, b))
+    }
+
+    #[inline(always)]
     fn sum(self, x: [__m256; 2]) -> f32 {
         vector!({
             let x = _mm256_add_ps(x[0], x[1]);

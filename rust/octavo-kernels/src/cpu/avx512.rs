@@ -266,6 +266,23 @@ impl<const BF16: bool> Vector for Avx512<BF16> {
     }
 
     #[inline(always)]
+    fn load_words(self, from: &[i8; 32]) -> __m512i {
+        vector!(_mm512_cvtepi8_epi16(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn splat_words(self, [low, high]: [i16; 2]) -> __m512i {
+        vector!(_mm512_set1_epi32(i32::from(high) << 16 | i32::from(low as u16)))
+    }
+    #[inline(always)]
+    fn store_i16(self, x: __m512i, to: &mut [i16; 16]) {
+        vector!(_mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x)))
+    }
+    #[inline(always)]
+    fn dot_words(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        vector!(_mm512_dpwssd_epi32(acc, a, b))
+    }
+
+    #[inline(always)]
     fn sum(self, x: __m512) -> f32 {
         vector!({
             let x = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));

@@ -172,6 +172,13 @@ impl Backend for CpuBackend {
         Ok(cache)
     }
 
+    fn centre_keys(&mut self, cache: &mut Cache, place: CacheLayer, centre: Vec<f32>) {
+        if matches!(cache.values, Values::Int8(_)) {
+            assert_eq!(centre.len(), cache.shape.kv_heads * cache.shape.head_dim);
+            cache.centres.set(place, centre);
+        }
+    }
+
     fn rope(&mut self, spec: &RopeSpec) -> Result<Rope> {
         self.ropes.push(RopeTable::new(spec, self.limits.rows));
         Ok(Rope(self.ropes.len() - 1))
@@ -297,6 +304,7 @@ impl Backend for CpuBackend {
             qkv: qkv.rows_mut(self.step.rows(), heads.qkv_width()),
             shape,
             place,
+            centre: cache.centres.get(place),
             heads,
             query_norm: weight(query_norm, heads.head_dim),
             key_norm: weight(key_norm, heads.head_dim),
@@ -307,6 +315,7 @@ impl Backend for CpuBackend {
             Values::F32(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
             Values::F16(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
             Values::Bf16(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
+            Values::Int8(values) => pass.run(self.isa, &mut self.pool, &self.step, values),
         }
     }
 
@@ -413,6 +422,7 @@ struct RopePass<'a> {
     qkv: &'a mut [f32],
     shape: CacheShape,
     place: CacheLayer,
+    centre: Option<&'a [f32]>,
     heads: Heads,
     query_norm: Option<&'a [f32]>,
     key_norm: Option<&'a [f32]>,
@@ -422,7 +432,7 @@ struct RopePass<'a> {
 
 impl RopePass<'_> {
     fn run<E: Element>(self, isa: Isa, pool: &mut Pool, step: &Step, values: &mut [E]) {
-        let Self { qkv, shape, place, heads, query_norm, key_norm, eps, rope } = self;
+        let Self { qkv, shape, place, centre, heads, query_norm, key_norm, eps, rope } = self;
         let cache = &LayerWriter { shape, values: SharedSlice::new(values), layer: place.layer };
         let all_slots = step.slots(place.group);
         let rope = rope.view();
@@ -434,7 +444,7 @@ impl RopePass<'_> {
             // `Step::begin` has seen to it that no two rows have one slot.
             let slots = &all_slots[i * rows..];
             let first_row = i * rows;
-            isa.run(RopeAndCache { qkv, first_row, slots, cache, heads, query_norm, key_norm, eps, rope });
+            isa.run(RopeAndCache { qkv, first_row, slots, cache, centre, heads, query_norm, key_norm, eps, rope });
         });
     }
 }

@@ -105,6 +105,10 @@ pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 // SAFETY: a number.
 unsafe impl Plain for u8 {}
 // SAFETY: a number.
+unsafe impl Plain for i8 {}
+// SAFETY: a number.
+unsafe impl Plain for i16 {}
+// SAFETY: a number.
 unsafe impl Plain for f32 {}
 // SAFETY: a number around a u16.
 unsafe impl Plain for half::f16 {}

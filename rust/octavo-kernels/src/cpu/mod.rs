@@ -21,6 +21,7 @@ pub mod backend; // the trait over all of it
 
 mod array; // typed zeroed memory
 mod norm; // rms_norm and the residual step
+mod mix; // heads, for a cache of integers
 mod rope; // angles; rotating heads and filling the cache
 mod attention; // paged, in splits that merge in order
 mod gated; // silu, gelu, soft-cap

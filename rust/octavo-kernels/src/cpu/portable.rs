@@ -261,6 +261,36 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    fn load_words(self, from: &[i8; 32]) -> [u8; 64] {
+        let mut out = [0; 64];
+        for (out, &x) in out.as_chunks_mut::<2>().0.iter_mut().zip(from) {
+            *out = i16::from(x).to_le_bytes();
+        }
+        out
+    }
+    #[inline(always)]
+    fn splat_words(self, pair: [i16; 2]) -> [u8; 64] {
+        let mut out = [0; 64];
+        for (out, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(pair.into_iter().cycle()) {
+            *out = x.to_le_bytes();
+        }
+        out
+    }
+    #[inline(always)]
+    fn store_i16(self, x: [i32; 16], to: &mut [i16; 16]) {
+        *to = each(x, |x| x as i16);
+    }
+    #[inline(always)]
+    fn dot_words(self, acc: [i32; 16], a: [u8; 64], b: [u8; 64]) -> [i32; 16] {
+        let word = |x: &[u8; 64], i: usize| i32::from(i16::from_le_bytes([x[2 * i], x[2 * i + 1]]));
+        let mut out = acc;
+        for (i, out) in out.iter_mut().enumerate() {
+            *out += word(&a, 2 * i) * word(&b, 2 * i) + word(&a, 2 * i + 1) * word(&b, 2 * i + 1);
+        }
+        out
+    }
+
+    #[inline(always)]
     fn sum(self, x: [f32; 16]) -> f32 {
         fold(x, |a, b| a + b)
     }

@@ -3,6 +3,7 @@
 
 use super::{
     cache::{Element, LayerWriter},
+    mix::mix,
     norm::normalise_in_place,
     pool::Pool,
     vector::{Kernel, Vector},
@@ -86,6 +87,8 @@ pub(super) struct RopeAndCache<'a, E> {
     /// The rows' slots. No other thread has one of them.
     pub slots: &'a [u32],
     pub cache: &'a LayerWriter<'a, E>,
+    /// What keys are kept less.
+    pub centre: Option<&'a [f32]>,
     pub heads: Heads,
     pub query_norm: Option<&'a [f32]>,
     pub key_norm: Option<&'a [f32]>,
@@ -107,32 +110,45 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
                     normalise_in_place(v, head, weight, self.eps);
                 }
                 self.rope.rotate(row, head);
+                if E::MIXED {
+                    mix(v, head);
+                }
             }
             for (kv_head, head) in keys_values[..kv * head_dim].chunks_exact_mut(head_dim).enumerate() {
                 if let Some(weight) = self.key_norm {
                     normalise_in_place(v, head, weight, self.eps);
                 }
                 self.rope.rotate(row, head);
+                if let Some(centre) = self.centre {
+                    let centre = &centre[kv_head * head_dim..];
+                    head.iter_mut().zip(centre).for_each(|(x, centre)| *x -= centre);
+                }
+                if E::MIXED {
+                    mix(v, head);
+                }
                 // SAFETY: no other thread has this row's slot.
                 unsafe { self.cache.write_key(v, slot, kv_head, head) };
             }
         }
 
-        let mut rows =
-            self.qkv.chunks_exact(width).map(|qkv| &qkv[(query + kv) * head_dim..]).zip(self.slots).peekable();
-        while let Some((values, &slot)) = rows.next() {
-            let shares_lanes = |next: &(&[f32], &u32)| E::LANE == 2 && slot.is_multiple_of(2) && *next.1 == slot + 1;
-            let second = rows.next_if(shares_lanes);
-            for (kv_head, value) in values.chunks_exact(head_dim).enumerate() {
-                if let Some((values, _)) = second {
-                    let values = [value, &values[kv_head * head_dim..][..head_dim]];
+        let values = |row: usize| &self.qkv[row * width..][(query + kv) * head_dim..width];
+        let (mut row, rows) = (0, self.qkv.len() / width);
+        while row < rows {
+            let slot = self.slots[row];
+            let together =
+                E::VALUE_LANE == 2 && slot.is_multiple_of(2) && self.slots[..rows].get(row + 1) == Some(&(slot + 1));
+            let (slot, firsts) = (slot as usize, values(row).chunks_exact(head_dim).enumerate());
+            for (kv_head, first) in firsts {
+                if together {
+                    let second = &values(row + 1)[kv_head * head_dim..][..head_dim];
                     // SAFETY: no other thread has these rows' slots.
-                    unsafe { self.cache.write_values(v, slot as usize, kv_head, values) };
+                    unsafe { self.cache.write_values(v, slot, kv_head, [first, second]) };
                 } else {
                     // SAFETY: no other thread has this row's slot.
-                    unsafe { self.cache.write_value(v, slot as usize, kv_head, value) };
+                    unsafe { self.cache.write_value(v, slot, kv_head, first) };
                 }
             }
+            row += 1 + usize::from(together);
         }
     }
 }

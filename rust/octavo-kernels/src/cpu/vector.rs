@@ -132,6 +132,17 @@ pub trait Vector: Copy + Send + Sync + 'static {
     /// `acc + a₁ · b₁`, rounded, then `+ a₀ · b₀`, rounded. Some CPUs take numbers below 2⁻¹²⁶ for 0.
     fn dot_pairs(self, acc: Self::F32, a: Self::Bytes, b: Self::Bytes) -> Self::F32;
 
+    // Pairs of 16 bits.
+
+    /// Widens 32 signed bytes to 16 pairs.
+    fn load_words(self, from: &[i8; 32]) -> Self::Bytes;
+    /// The same pair for every lane.
+    fn splat_words(self, pair: [i16; 2]) -> Self::Bytes;
+    /// Stores 16 values that fit 16 bits.
+    fn store_i16(self, x: Self::I32, to: &mut [i16; 16]);
+    /// `acc + a₀ · b₀ + a₁ · b₁`.
+    fn dot_words(self, acc: Self::I32, a: Self::Bytes, b: Self::Bytes) -> Self::I32;
+
     // Across lanes: one order of additions, lanes i and i+8 first, then i and i+4, i+2, i+1.
 
     /// The sum of all lanes.

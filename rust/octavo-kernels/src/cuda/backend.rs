@@ -123,6 +123,10 @@ impl Backend for CudaBackend {
                  positions, not {head_dim} and {block_size}"
             )));
         }
+        if dtype == CacheDtype::Int8 {
+            let message = "a KV cache of int8 is for CPUs: on a GPU there are f32, f16, bf16 and fp8_e4m3";
+            return Err(BackendError::Unsupported(message.to_owned()));
+        }
         let refused = BackendError::OutOfMemory { what: "the KV cache", bytes: usize::MAX };
         let slots = blocks.checked_add(1 + most_spares(&self.limits)).and_then(|all| all.checked_mul(block_size));
         let Some(slots) = slots.filter(|&slots| u32::try_from(slots).is_ok()) else { return Err(refused) };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::{attention, dequantise::dequantise, e4m3, experts, gated, linear, norm, rope};
+use super::{attention, dequantise::dequantise, e4m3, experts, gated, int8, linear, norm, rope};
 use crate::{
     Activation, Backend, BackendError, BlockCopy, CacheDtype, CacheLayer, CacheShape, DType, Heads, Mask, Result,
     RopeSpec, StepInput, StepLimits, Weight, convert, routing::Routing, step::Step,
@@ -59,6 +59,7 @@ pub struct Buffer {
 pub struct Cache {
     shape: CacheShape,
     values: Vec<f32>,
+    centres: int8::Centres,
 }
 
 impl ReferenceBackend {
@@ -137,14 +138,14 @@ impl Cache {
     }
     fn write(&mut self, layer: usize, slot: usize, which: usize, head: usize, values: &[f32]) {
         let at = self.at(layer, slot, which, head);
-        let round = match self.shape.dtype {
-            CacheDtype::F32 => |x| x,
-            CacheDtype::F16 => |x| f16::from_f32(x).to_f32(),
-            CacheDtype::Bf16 => |x| bf16::from_f32(x).to_f32(),
-            CacheDtype::Fp8E4m3 => e4m3::round,
-        };
-        for (kept, &value) in self.values[at..][..values.len()].iter_mut().zip(values) {
-            *kept = round(value);
+        let kept = &mut self.values[at..][..values.len()];
+        kept.copy_from_slice(values);
+        match self.shape.dtype {
+            CacheDtype::F32 => {}
+            CacheDtype::F16 => kept.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+            CacheDtype::Bf16 => kept.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+            CacheDtype::Fp8E4m3 => kept.iter_mut().for_each(|x| *x = e4m3::round(*x)),
+            CacheDtype::Int8 => int8::round(kept),
         }
     }
 }
@@ -216,7 +217,11 @@ impl Backend for ReferenceBackend {
     fn cache(&mut self, shape: CacheShape) -> Result<Cache> {
         let lens = [shape.layers, shape.blocks, 2, shape.kv_heads, shape.block_size, shape.head_dim];
         let len = lens.into_iter().try_fold(1usize, |product, len| product.checked_mul(len));
-        Ok(Cache { shape, values: zeroed("the KV cache", len)? })
+        Ok(Cache { shape, values: zeroed("the KV cache", len)?, centres: Default::default() })
+    }
+
+    fn centre_keys(&mut self, cache: &mut Cache, place: CacheLayer, centre: Vec<f32>) {
+        cache.centres.set(place, centre);
     }
 
     fn rope(&mut self, spec: &RopeSpec) -> Result<RopeSpec> {
@@ -313,6 +318,13 @@ impl Backend for ReferenceBackend {
                         norm::rms_norm_in_place(head, &weight.0, eps);
                     }
                     rope::rotate(head, &cos, &sin, rope.style);
+                    if cache.shape.dtype == CacheDtype::Int8 {
+                        if let (Some(key), Some(centre)) = (i.checked_sub(heads.query), cache.centres.get(place)) {
+                            let centre = &centre[key * heads.head_dim..];
+                            head.iter_mut().zip(centre).for_each(|(x, centre)| *x -= centre);
+                        }
+                        int8::mix(head);
+                    }
                 }
                 if let Some(kv) = i.checked_sub(heads.query) {
                     cache.write(place.layer, slot, usize::from(is_value), kv % heads.kv, head);
@@ -340,10 +352,14 @@ impl Backend for ReferenceBackend {
                 for head in 0..heads.query {
                     let kv_head = head / (heads.query / heads.kv);
                     let query = &qkv.values[row * heads.qkv_width() + head * heads.head_dim..][..heads.head_dim];
+                    let mut query = query.to_vec();
+                    if cache.shape.dtype == CacheDtype::Int8 {
+                        int8::round(&mut query);
+                    }
                     let out = &mut out.values[row * heads.query_width() + head * heads.head_dim..][..heads.head_dim];
                     let keys = visible.clone().map(|p| cache.read(place.layer, slot(p), 0, kv_head));
                     let values = visible.clone().map(|p| cache.read(place.layer, slot(p), 1, kv_head));
-                    attention::attention(out, query, keys, values, &mask);
+                    attention::attention(out, &query, keys, values, &mask);
                 }
             }
         }

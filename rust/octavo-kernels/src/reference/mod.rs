@@ -12,6 +12,7 @@ pub mod e4m3; // what a cache of eight-bit floats keeps
 pub mod dequantise; // every block type's bytes → f32
 pub mod experts; // which experts a row goes to, and their sum
 pub mod gated; // silu, gelu, soft-cap
+pub mod int8; // what a cache of integers keeps, and how heads are mixed for it
 pub mod linear; // f32 products, and the definition of int8 products
 pub mod norm; // rms_norm and the residual step
 pub mod rope; // rotary embedding

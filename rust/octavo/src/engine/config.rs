@@ -114,8 +114,16 @@ impl EngineConfig {
                 self.max_num_seqs
             ));
         }
-        if self.device == Device::Cpu && self.kv_cache_dtype == Some(CacheDtype::Fp8E4m3) {
-            let message = "kv_cache_dtype=\"fp8_e4m3\" is for GPUs: on the CPU there are \"f32\", \"f16\" and \"bf16\"";
+        let message = match (self.kv_cache_dtype, self.device) {
+            (Some(CacheDtype::Fp8E4m3), Device::Cpu) => {
+                "kv_cache_dtype=\"fp8_e4m3\" is for GPUs: on the CPU there are \"f32\", \"f16\", \"bf16\" and \"int8\""
+            }
+            (Some(CacheDtype::Int8), Device::Cuda(_) | Device::CudaShim) => {
+                "kv_cache_dtype=\"int8\" is for CPUs: on a GPU there are \"f32\", \"f16\", \"bf16\" and \"fp8_e4m3\""
+            }
+            _ => "",
+        };
+        if !message.is_empty() {
             return Err(message.to_owned());
         }
         let most = [

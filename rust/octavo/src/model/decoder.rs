@@ -4,6 +4,7 @@ use octavo_kernels::{
     Activation, Backend, BlockCopy, CacheLayer, CacheShape, DType, DrawnRow, Result, RowDraw, StepInput, Weight,
 };
 
+use super::centre::key_centre;
 use super::groups::LayerGroups;
 use super::spec::{DecoderSpec, Experts, QkNorm};
 use super::weights::{ExpertWeights, LayerWeights, Mlp, Weights};
@@ -186,7 +187,15 @@ impl<B: Backend> Decoder<B> {
         rows: usize,
     ) -> Result<Self> {
         let (block_size, places) = (cache.block_size, groups.places.clone());
-        let Room { ropes, routing, buffers, cache, draws } = Room::take(&mut backend, &spec, cache, rows)?;
+        let Room { ropes, routing, buffers, mut cache, draws } = Room::take(&mut backend, &spec, cache, rows)?;
+        // What is normed, or capped, is not moved by a bias alone.
+        if spec.qk_norm == QkNorm::None && spec.attention_soft_cap.is_none() {
+            for ((weights, layer), &place) in weights.layers.iter().zip(&spec.layers).zip(&places) {
+                let Some(bias) = &weights.key_bias else { continue };
+                let rope = spec.ropes[layer.rope].spec(spec.max_positions);
+                backend.centre_keys(&mut cache, place, key_centre(bias, spec.heads.head_dim, &rope));
+            }
+        }
         Ok(Self { backend, parts: Parts { spec, weights, ropes, routing, cache, places, buffers, block_size, draws } })
     }
 

@@ -6,6 +6,7 @@ pub mod groups; // which layers share block tables
 pub mod families; // from a model's files to a spec, a row per family
 pub mod rope; // rotary frequencies and their scalings
 pub mod weights; // from files into a backend
+pub mod centre; // what all keys of a head have in common
 pub mod decoder; // the one forward pass
 
 pub use decoder::Decoder;

@@ -39,6 +39,8 @@ pub struct LayerWeights<M, V> {
     pub attention_norm: Option<V>,
     /// Queries, keys and values, stacked.
     pub qkv: Linear<M, V>,
+    /// The bias of keys, if there is one: `(kv heads, head_dim)`.
+    pub key_bias: Option<Vec<f32>>,
     pub query_norm: Option<V>,
     pub key_norm: Option<V>,
     pub output: Linear<M, V>,
@@ -303,7 +305,10 @@ impl<S: Sink> Walk<'_, S> {
             QkNorm::PerHead => [heads.head_dim; 2],
             QkNorm::WholeRow => [heads.query_width(), kv],
         };
+        let key_bias = if spec.biases.qkv { Some(self.bias(&qkv)?) } else { None };
+        let key_bias = key_bias.map(|bias| bias[heads.query_width()..][..kv].to_vec());
         Ok(LayerWeights {
+            key_bias,
             attention_norm: self.norm_if(spec.pre_norms, &name(names.attention_norm), hidden)?,
             qkv: self.linear(&qkv, hidden, spec.biases.qkv)?,
             query_norm: self.norm_if(query_norm > 0, &name(names.query_norm), query_norm)?,
@@ -388,6 +393,7 @@ impl<S: Sink> Walk<'_, S> {
     ) -> Result<Linear<S::Matrix, S::Vector>, LoadError> {
         let matrix = self.matrix(parts, cols)?;
         let bias = if bias { Some(self.bias(parts)?) } else { None };
+        let bias = bias.map(|values| self.sink.vector(self.at, &values)).transpose()?;
         Ok(Linear { matrix, bias })
     }
 
@@ -420,12 +426,12 @@ impl<S: Sink> Walk<'_, S> {
         Ok(matrix)
     }
 
-    fn bias(&mut self, parts: &[(String, usize)]) -> Result<S::Vector, LoadError> {
+    fn bias(&self, parts: &[(String, usize)]) -> Result<Vec<f32>, LoadError> {
         let mut values = Vec::new();
         for (name, rows) in parts {
             values.extend(self.tensors.vector(self.at, &format!("{name}.bias"), *rows)?);
         }
-        self.sink.vector(self.at, &values)
+        Ok(values)
     }
 
     fn norm_if(&mut self, wanted: bool, name: &str, length: usize) -> Result<Option<S::Vector>, LoadError> {

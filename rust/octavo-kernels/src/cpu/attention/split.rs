@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use super::{
     Item, Job,
-    state::{ITEM_QUERIES, State, component, sixteen, sixteen_mut},
+    state::{ITEM_QUERIES, State, component},
 };
 use crate::{
     KV_SPLIT,
     cpu::{
-        cache::{Element, Half, TILE},
+        cache::{Element, Half, TILE, Unit, scales, sixteen, sixteen_mut},
         gated::soft_cap,
         memory::prefetch_bytes,
         vector::Vector,
@@ -31,8 +31,8 @@ const SPLIT_TILES: usize = KV_SPLIT / TILE;
 /// The scores of one pass.
 pub(super) type Scores = [[f32; KV_SPLIT]; PASS_QUERIES];
 
-/// Their weights, as factors of a cache's elements; where those are pairs, they fill half of it.
-type Weights<E, const M: usize> = [[<E as Element>::Factor; KV_SPLIT]; M];
+/// Their weights, as a cache's elements are multiplied with them; where those are pairs, they fill half of it.
+type Weights<E, const M: usize> = [[<E as Element>::Weight; KV_SPLIT]; M];
 
 /// How many of the `rest` queries go into the next pass: as many as their sums fit in registers.
 #[inline(always)]
@@ -45,19 +45,29 @@ pub(super) fn staged_len(head_dim: usize) -> usize {
     ITEM_QUERIES * head_dim + 16
 }
 
-/// Copies an item's queries, as factors, to where passes read them: `[query][head_dim / LANE]`. They are scaled, so that
-/// their products with keys are scores.
+/// Queries where passes read them.
+#[derive(Clone, Copy)]
+pub(super) struct Staged<'a, E: Element> {
+    pub lanes: &'a [E::Query], // (queries, head_dim / KEY_LANE)
+    pub units: &'a [Unit],
+}
+
+/// Copies an item's queries to where passes read them. They are scaled, so that their products with keys are
+/// scores.
 #[inline(always)]
-pub(super) fn stage_queries<V: Vector, E: Element>(v: V, job: &Job<'_, E>, item: &Item, staged: &mut [E::Factor]) {
+pub(super) fn stage_queries<V: Vector, E: Element>(
+    v: V,
+    job: &Job<'_, E>,
+    item: &Item,
+    lanes: &mut [E::Query],
+    units: &mut [Unit; ITEM_QUERIES],
+) {
     let (head_dim, width) = (job.heads.head_dim, job.heads.qkv_width());
-    let scale = v.splat(if job.mask.soft_cap.is_some() { job.mask.scale } else { job.mask.scale * E::SCORE_UNIT });
-    for (q, (row, head)) in job.rows_and_heads(item).enumerate() {
+    let scale = if job.mask.soft_cap.is_some() { job.mask.scale } else { job.mask.scale * E::SCORE_UNIT };
+    for ((q, (row, head)), unit) in job.rows_and_heads(item).enumerate().zip(units) {
         let query = &job.qkv[row * width + head * head_dim..][..head_dim];
-        for (i, some) in query.chunks(16).enumerate() {
-            // What is beyond a query's end is written again, by the next one.
-            let factors = sixteen_mut(staged, (q * head_dim + 16 * i) / E::LANE);
-            E::store_factors(v, v.mul(v.load_partial(some, 0.0), scale), factors);
-        }
+        // What is beyond a query's end is written again, by the next one.
+        *unit = E::stage(v, query, scale, &mut lanes[q * head_dim / E::KEY_LANE..]);
     }
 }
 
@@ -67,17 +77,18 @@ pub(super) fn compute_split<V: Vector, E: Element>(
     v: V,
     job: &Job<'_, E>,
     tiles: &Tiles<'_, E>,
-    staged: &[E::Factor],
+    staged: Staged<'_, E>,
     scores: &mut Scores,
     weights: &mut Weights<E, PASS_QUERIES>,
     state: &mut State<'_>,
 ) {
-    let factors = job.heads.head_dim / E::LANE;
+    let lanes = job.heads.head_dim / E::KEY_LANE;
     let mut first = 0;
     let queries = tiles.place.item.queries;
     while first < queries {
         let len = pass_len::<V>(queries - first);
-        let staged = &staged[first * factors..][..len * factors];
+        let Staged { lanes: all, units } = staged;
+        let staged = Staged { lanes: &all[first * lanes..][..len * lanes], units: &units[first..][..len] };
         let pass = Pass { job, tiles, first, staged };
         match len {
             1 => pass.run::<V, 1>(v, scores, weights, state),
@@ -189,7 +200,8 @@ struct Pass<'p, 'a, E: Element> {
     tiles: &'p Tiles<'a, E>,
     /// The first of the queries.
     first: usize,
-    staged: &'p [E::Factor], // (M, head_dim / LANE)
+    /// These alone.
+    staged: Staged<'p, E>,
 }
 
 impl<E: Element> Pass<'_, '_, E> {
@@ -208,13 +220,25 @@ impl<E: Element> Pass<'_, '_, E> {
         let tiles = seen[0].start / TILE..seen[M - 1].end.div_ceil(TILE);
 
         self.score_tiles(v, tiles.clone(), scores);
-        let softmax = softmax::<V, E, M>(v, scores, weights, tiles.clone(), &seen);
+        let mut value_scales = [0.0; KV_SPLIT];
+        if E::SCALE > 0 {
+            for tile in tiles.clone() {
+                let values = self.tiles.get(tile, Half::Values).0;
+                v.store(scales(v, values), sixteen_mut(&mut value_scales, tile * TILE));
+            }
+        }
+        let softmax = softmax::<V, E, M>(v, scores, &value_scales, weights, tiles.clone(), &seen);
+        let mut units = [Unit::default(); M];
         for m in 0..M {
-            (state.max[self.first + m], state.sum[self.first + m]) = softmax[m];
+            (state.max[self.first + m], state.sum[self.first + m], units[m]) = softmax[m];
         }
         let acc = &mut state.acc[self.first * state.stride..][..M * state.stride];
         acc.fill(0.0);
-        self.weigh_all(v, &seen, weights, acc);
+        if E::ZERO_IS_NOTHING {
+            self.weigh_range(v, tiles.start * TILE..tiles.end * TILE, weights, &units, acc);
+        } else {
+            self.weigh_all(v, &seen, weights, &units, acc);
+        }
     }
 
     /// The scores of all queries with all positions of `tiles`, masked or not. Several tiles go together where registers
@@ -242,28 +266,38 @@ impl<E: Element> Pass<'_, '_, E> {
     #[inline(always)]
     fn score<V: Vector, const M: usize, const N: usize>(&self, v: V, tile: usize, scores: &mut [[f32; KV_SPLIT]; M]) {
         let tiles: [_; N] = std::array::from_fn(|n| self.tiles.get(tile + n, Half::Keys));
-        let (lanes, factors) = (TILE * E::LANE, self.job.heads.head_dim / E::LANE);
-        let queries: [_; M] = std::array::from_fn(|m| &self.staged[m * factors..][..factors]);
-        for (keys, _) in tiles {
-            assert!(keys.len() >= factors * lanes);
+        let (line, lanes) = (TILE * E::KEY_LANE, self.job.heads.head_dim / E::KEY_LANE);
+        let queries: [_; M] = std::array::from_fn(|m| &self.staged.lanes[m * lanes..][..lanes]);
+        for (n, (keys, ahead)) in tiles.into_iter().enumerate() {
+            assert!(keys.len() >= lanes * line);
+            if E::SCALE > 0 {
+                prefetch_element(ahead, lanes * line);
+                prefetch_element(self.tiles.get(tile + n, Half::Values).0, lanes * line);
+            }
         }
-        let mut sums = [[v.splat(0.0); N]; M];
-        for i in 0..factors {
+        let units: &[Unit; M] = self.staged.units.try_into().expect("a unit for each query");
+        let mut sums = [[E::begin_score(v, units[0]); N]; M];
+        for m in 1..M {
+            sums[m] = [E::begin_score(v, units[m]); N];
+        }
+        for i in 0..lanes {
             let query: [_; M] = std::array::from_fn(|m| queries[m][i]);
             for n in 0..N {
                 let (keys, ahead) = tiles[n];
-                prefetch_element(ahead, i * lanes);
-                // SAFETY: `i` is below the number of factors of a query, and there are as many lines of lanes.
-                let keys = unsafe { E::load(v, keys, i * lanes) };
+                prefetch_element(ahead, i * line);
+                // SAFETY: `i` is below the number of a query's lanes, and there are as many lines.
+                let keys = unsafe { E::load_keys(v, keys, i * line) };
                 for m in 0..M {
-                    sums[m][n] = E::multiply(v, query[m], keys, sums[m][n]);
+                    sums[m][n] = E::add_to_score(v, sums[m][n], query[m], keys);
                 }
             }
         }
         assert!(tile + N <= SPLIT_TILES);
-        for m in 0..M {
-            for n in 0..N {
-                v.store(sums[m][n], sixteen_mut(&mut scores[m], (tile + n) * TILE));
+        for n in 0..N {
+            let scales = scales(v, tiles[n].0);
+            for m in 0..M {
+                let score = E::end_score(v, sums[m][n], units[m], scales);
+                v.store(score, sixteen_mut(&mut scores[m], (tile + n) * TILE));
             }
         }
         if let Some(cap) = self.job.mask.soft_cap {
@@ -283,99 +317,129 @@ impl<E: Element> Pass<'_, '_, E> {
         v: V,
         seen: &[Range<usize>; M],
         weights: &Weights<E, M>,
+        units: &[Unit; M],
         acc: &mut [f32],
     ) {
         // Positions that only some of the queries see come one query at a time: before those that all see, and after.
         // Lanes of which they see a part are among them.
-        let (start, end) = (seen[M - 1].start.next_multiple_of(E::LANE), seen[0].end / E::LANE * E::LANE);
+        let (start, end) =
+            (seen[M - 1].start.next_multiple_of(E::VALUE_LANE), seen[0].end / E::VALUE_LANE * E::VALUE_LANE);
         let (start, end) = if start < end { (start, end) } else { (KV_SPLIT, KV_SPLIT) };
         let stride = acc.len() / M;
         for m in 0..M {
             let before = seen[m].start..seen[m].end.min(start);
-            self.weigh_some(v, before, &weights[m], &mut acc[m * stride..][..stride]);
+            self.weigh_some(v, before, &weights[m], units[m], &mut acc[m * stride..][..stride]);
         }
-        let mut i = 0;
-        if V::ROWS >= 8 {
-            while M <= 4 && i + 4 <= stride / 16 {
-                self.weigh::<V, M, 4>(v, start..end, weights, acc, i);
-                i += 4;
-            }
-            while i + 2 <= stride / 16 {
-                self.weigh::<V, M, 2>(v, start..end, weights, acc, i);
-                i += 2;
-            }
-        }
-        while i < stride / 16 {
-            self.weigh::<V, M, 1>(v, start..end, weights, acc, i);
-            i += 1;
-        }
+        self.weigh_range(v, start..end, weights, units, acc);
         for m in 0..M {
             let after = seen[m].start.max(end)..seen[m].end;
-            self.weigh_some(v, after, &weights[m], &mut acc[m * stride..][..stride]);
+            self.weigh_some(v, after, &weights[m], units[m], &mut acc[m * stride..][..stride]);
         }
     }
 
-    /// Vectors `i..i + N` of all outputs over positions that all queries see: whole lanes.
+    /// All outputs over positions that all queries see, or that weigh nothing: whole lanes.
+    #[inline(always)]
+    fn weigh_range<V: Vector, const M: usize>(
+        &self,
+        v: V,
+        positions: Range<usize>,
+        weights: &Weights<E, M>,
+        units: &[Unit; M],
+        acc: &mut [f32],
+    ) {
+        let (mut i, vectors) = (0, acc.len() / M / 16);
+        if V::ROWS >= 8 {
+            while M <= 4 && i + 4 <= vectors {
+                self.weigh::<V, M, 4>(v, positions.clone(), weights, units, acc, i);
+                i += 4;
+            }
+            while i + 2 <= vectors {
+                self.weigh::<V, M, 2>(v, positions.clone(), weights, units, acc, i);
+                i += 2;
+            }
+        }
+        while i < vectors {
+            self.weigh::<V, M, 1>(v, positions.clone(), weights, units, acc, i);
+            i += 1;
+        }
+    }
+
+    /// Vectors `i..i + N` of all outputs.
     #[inline(always)]
     fn weigh<V: Vector, const M: usize, const N: usize>(
         &self,
         v: V,
         positions: Range<usize>,
         weights: &Weights<E, M>,
+        units: &[Unit; M],
         acc: &mut [f32],
         i: usize,
     ) {
         let (stride, head_dim) = (acc.len() / M, self.job.heads.head_dim);
-        let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim) * E::LANE);
-        let mut sums = [[v.splat(0.0); N]; M];
+        let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim) * E::VALUE_LANE);
+        let mut sums = [[E::begin_output(v, v.splat(0.0), units[0]); N]; M];
         for m in 0..M {
             for n in 0..N {
-                sums[m][n] = v.load(sixteen(acc, m * stride + 16 * (i + n)));
+                sums[m][n] = E::begin_output(v, v.load(sixteen(acc, m * stride + 16 * (i + n))), units[m]);
             }
         }
         for tile in positions.start / TILE..positions.end.div_ceil(TILE) {
             let first = tile * TILE;
             let (start, end) = (positions.start.max(first) - first, positions.end.min(first + TILE) - first);
-            let (start, end) = (start / E::LANE, end / E::LANE);
+            let (start, end) = (start / E::VALUE_LANE, end / E::VALUE_LANE);
             let (values, ahead) = self.tiles.get(tile, Half::Values);
-            let weights: [&[_; TILE]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::LANE));
-            assert!(end <= TILE / E::LANE && values.len() >= TILE * head_dim && at[N - 1] <= (head_dim - 16) * E::LANE);
+            let weights: [&[_; 16]; M] = std::array::from_fn(|m| sixteen(&weights[m], first / E::VALUE_LANE));
+            assert!(
+                end <= TILE / E::VALUE_LANE
+                    && values.len() >= TILE * head_dim
+                    && at[N - 1] <= (head_dim - 16) * E::VALUE_LANE
+            );
             for lane in start..end {
                 for n in 0..N {
-                    let at = lane * E::LANE * head_dim + at[n];
+                    let at = lane * E::VALUE_LANE * head_dim + at[n];
                     prefetch_element(ahead, at);
                     // SAFETY: such a lane is inside of the tile, and `at[n]` begins sixteen components of it.
-                    let values = unsafe { E::load(v, values, at) };
+                    let values = unsafe { E::load_values(v, values, at) };
                     for m in 0..M {
-                        sums[m][n] = E::multiply(v, weights[m][lane], values, sums[m][n]);
+                        sums[m][n] = E::add_to_output(v, sums[m][n], weights[m][lane], values);
                     }
                 }
             }
         }
         for m in 0..M {
             for n in 0..N {
-                v.store(sums[m][n], sixteen_mut(acc, m * stride + 16 * (i + n)));
+                let output = E::end_output(v, sums[m][n], units[m]);
+                v.store(output, sixteen_mut(acc, m * stride + 16 * (i + n)));
             }
         }
     }
 
     /// One query's output over a few positions, which need not be whole lanes.
     #[inline(always)]
-    fn weigh_some<V: Vector>(&self, v: V, positions: Range<usize>, weights: &[E::Factor; KV_SPLIT], acc: &mut [f32]) {
+    fn weigh_some<V: Vector>(
+        &self,
+        v: V,
+        positions: Range<usize>,
+        weights: &[E::Weight; KV_SPLIT],
+        unit: Unit,
+        acc: &mut [f32],
+    ) {
         if positions.is_empty() {
             return;
         }
         let head_dim = self.job.heads.head_dim;
-        for lane in positions.start / E::LANE..positions.end.div_ceil(E::LANE) {
-            let first = lane * E::LANE;
-            let kept = positions.start.max(first) - first..positions.end.min(first + E::LANE) - first;
+        for lane in positions.start / E::VALUE_LANE..positions.end.div_ceil(E::VALUE_LANE) {
+            let first = lane * E::VALUE_LANE;
+            let kept = positions.start.max(first) - first..positions.end.min(first + E::VALUE_LANE) - first;
             let (values, _) = self.tiles.get(first / TILE, Half::Values);
             assert!(values.len() >= TILE * head_dim);
             for (i, acc) in acc.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                let at = first % TILE * head_dim + component(i, head_dim) * E::LANE;
+                let at = first % TILE * head_dim + component(i, head_dim) * E::VALUE_LANE;
                 // SAFETY: the lane is inside of the tile, and a component begins sixteen of it.
-                let values = E::keep(v, unsafe { E::load(v, values, at) }, kept.clone());
-                v.store(E::multiply(v, weights[lane], values, v.load(acc)), acc);
+                let values = E::keep(v, unsafe { E::load_values(v, values, at) }, kept.clone());
+                let output = E::begin_output(v, v.load(acc), unit);
+                let output = E::add_to_output(v, output, weights[lane], values);
+                v.store(E::end_output(v, output, unit), acc);
             }
         }
     }
@@ -388,18 +452,17 @@ fn prefetch_element<E>(elements: &[E], at: usize) {
 }
 
 /// Turns each query's scores of what it has `seen` into weights relative to the largest, and all others of `tiles` into 0.
-/// Returns the maxima and the weights' sums, as they are rounded. Queries go side by side: one alone would wait for itself.
+/// Returns the maxima, the weights' sums and their units. Queries go side by side: one alone would wait for itself.
 #[inline(always)]
 fn softmax<V: Vector, E: Element, const M: usize>(
     v: V,
     scores: &mut [[f32; KV_SPLIT]; M],
+    scales: &[f32; KV_SPLIT],
     weights: &mut Weights<E, M>,
     tiles: Range<usize>,
     seen: &[Range<usize>; M],
-) -> [(f32, f32); M] {
-    // Whole vectors of factors.
-    let many = TILE * E::LANE;
-    let all = tiles.start * TILE / many * many..(tiles.end * TILE).next_multiple_of(many);
+) -> [(f32, f32, Unit); M] {
+    let all = tiles.start * TILE / E::POSITIONS * E::POSITIONS..(tiles.end * TILE).next_multiple_of(E::POSITIONS);
     // By position and not by arithmetic: what an unwritten part of a block holds is anything, even no number.
     for (scores, seen) in scores.iter_mut().zip(seen) {
         let seen = if seen.is_empty() { all.start..all.start } else { seen.clone() };
@@ -412,27 +475,16 @@ fn softmax<V: Vector, E: Element, const M: usize>(
             maxima[m] = v.max(maxima[m], v.load(sixteen(&scores[m], at)));
         }
     }
-    let mut found = [(f32::NEG_INFINITY, 0.0); M];
+    let mut found = [(f32::NEG_INFINITY, 0.0, Unit::default()); M];
     let mut shifts = [0.0; M];
     for m in 0..M {
         found[m].0 = v.max_lane(maxima[m]);
         // Where a query sees nothing, infinities have no difference.
         shifts[m] = if found[m].0 == f32::NEG_INFINITY { 0.0 } else { found[m].0 };
     }
-    for at in all.clone().step_by(TILE) {
-        for m in 0..M {
-            let weight = E::powers(v, v.sub(v.load(sixteen(&scores[m], at)), v.splat(shifts[m])));
-            E::store_factors(v, weight, sixteen_mut(&mut weights[m], at / E::LANE));
-        }
-    }
-    let mut sums = [v.splat(0.0); M];
-    for at in all.step_by(many) {
-        for m in 0..M {
-            sums[m] = E::add(v, sums[m], sixteen(&weights[m], at / E::LANE));
-        }
-    }
+    let sums = E::weights(v, scores, &shifts, scales, all, weights);
     for m in 0..M {
-        found[m].1 = v.sum(sums[m]);
+        (found[m].1, found[m].2) = sums[m];
     }
     found
 }

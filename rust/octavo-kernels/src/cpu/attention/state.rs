@@ -1,7 +1,10 @@
 //! What is known of an item's positions so far, and how splits come together.
 
 use super::{Item, Job};
-use crate::cpu::{cache::Element, vector::Vector};
+use crate::cpu::{
+    cache::{Element, sixteen, sixteen_mut},
+    vector::Vector,
+};
 
 /// Queries in an item, at most.
 pub(super) const ITEM_QUERIES: usize = 32;
@@ -20,16 +23,6 @@ pub(super) struct State<'a> {
 #[inline(always)]
 pub(super) fn component(i: usize, head_dim: usize) -> usize {
     (16 * i).min(head_dim - 16)
-}
-
-#[inline(always)]
-pub(super) fn sixteen<T>(values: &[T], at: usize) -> &[T; 16] {
-    values[at..].first_chunk().expect("sixteen more values")
-}
-
-#[inline(always)]
-pub(super) fn sixteen_mut<T>(values: &mut [T], at: usize) -> &mut [T; 16] {
-    values[at..].first_chunk_mut().expect("sixteen more values")
 }
 
 impl<'a> State<'a> {

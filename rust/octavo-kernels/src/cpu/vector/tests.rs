@@ -30,6 +30,10 @@ impl Kernel for Everything<'_> {
         let none = v.sums(v.splat_i32(0));
         let unbias = v.sums(v.splat_i32(-V::BIAS_LEFT * 4)); // the quad sums to 4
         let biased = v.total(v.dot_biased(unbias, codes, quad));
+        let words = v.load_words(&std::array::from_fn(|i| self.bytes[i] as i8));
+        let mut stored = [0; 16];
+        v.store_i16(v.load_i8(&sixteen.map(|x| x as i8)), &mut stored);
+        let stored = v.splat_words([stored[3], stored[7] * 255]);
         let other = v.and(v.or(v.shl_pairs(codes, 3), v.shr_pairs(codes, 2)), v.splat_byte(63));
         let floats = [
             v.add(a, b),
@@ -57,6 +61,7 @@ impl Kernel for Everything<'_> {
             v.to_f32(v.total(v.dot(none, small, quad))),
             v.to_f32(v.total(v.dot(v.dot(none, small, quad), other, quad))),
             v.to_f32(biased),
+            v.to_f32(v.dot_words(v.dot_words(v.splat_i32(7), words, stored), words, words)),
             v.exp(a),
             v.sigmoid(a),
             v.tanh(b),

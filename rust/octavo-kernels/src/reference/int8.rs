@@ -1,0 +1,56 @@
+//! What a KV cache of integers keeps, and how heads are mixed for it.
+//!
+//! A key or value of a head is kept as integers in ±127 and one scale, `max |x| / 127`. Keys have a few components that are
+//! much larger than the others, in every position the same ones, and would leave the others a few steps of such a scale. So
+//! what all keys of a head have in common is taken off, where it is known: that changes all scores of a query alike, so no
+//! weight (Zhang et al., "SageAttention", 2024). Then keys are mixed: multiplied with a Hadamard matrix over its root, which
+//! makes equals of their components. It is orthogonal: as queries are mixed too, their products stay what they were (Ashkboos
+//! et al., "QuaRot", 2024). Queries are rounded as keys are.
+
+use crate::CacheLayer;
+
+/// What the keys of a cache's layers have in common, `(kv heads, head_dim)`.
+#[derive(Clone, Debug, Default)]
+pub struct Centres(Vec<(CacheLayer, Vec<f32>)>);
+
+impl Centres {
+    /// Sets that of a layer.
+    pub fn set(&mut self, place: CacheLayer, centre: Vec<f32>) {
+        self.0.push((place, centre));
+    }
+
+    /// That of a layer, if it was set.
+    pub fn get(&self, place: CacheLayer) -> Option<&[f32]> {
+        self.0.iter().find(|layer| layer.0 == place).map(|layer| layer.1.as_slice())
+    }
+}
+
+/// `x` becomes `H x / √n`, with Sylvester's `H` of order `n`, the largest power of two that divides the number of components;
+/// `n` at a time.
+pub fn mix(x: &mut [f32]) {
+    let n = block(x.len());
+    for x in x.chunks_exact_mut(n) {
+        for half in (0..n.trailing_zeros()).map(|bit| 1 << bit) {
+            for x in x.chunks_exact_mut(2 * half) {
+                let (left, right) = x.split_at_mut(half);
+                for (a, b) in left.iter_mut().zip(right) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+        }
+        x.iter_mut().for_each(|x| *x *= (n as f32).sqrt().recip());
+    }
+}
+
+/// How many components of a head are mixed with each other.
+pub fn block(head_dim: usize) -> usize {
+    1 << head_dim.trailing_zeros()
+}
+
+/// What is kept of a key or value of one head.
+pub fn round(x: &mut [f32]) {
+    let scale = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
+    let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
+    // What is no number becomes -127.
+    x.iter_mut().for_each(|x| *x = (*x * inverse).max(-127.0).round_ties_even() * scale);
+}
