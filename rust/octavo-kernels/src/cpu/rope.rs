@@ -131,24 +131,22 @@ impl<E: Element> Kernel for RopeAndCache<'_, E> {
             }
         }
 
-        let values = |row: usize| &self.qkv[row * width..][(query + kv) * head_dim..width];
-        let (mut row, rows) = (0, self.qkv.len() / width);
-        while row < rows {
-            let slot = self.slots[row];
-            let together =
-                E::VALUE_LANE == 2 && slot.is_multiple_of(2) && self.slots[..rows].get(row + 1) == Some(&(slot + 1));
-            let (slot, firsts) = (slot as usize, values(row).chunks_exact(head_dim).enumerate());
-            for (kv_head, first) in firsts {
-                if together {
-                    let second = &values(row + 1)[kv_head * head_dim..][..head_dim];
+        let mut rows =
+            self.qkv.chunks_exact(width).map(|qkv| &qkv[(query + kv) * head_dim..]).zip(self.slots).peekable();
+        while let Some((values, &slot)) = rows.next() {
+            let shares_lanes =
+                |next: &(&[f32], &u32)| E::VALUE_LANE == 2 && slot.is_multiple_of(2) && *next.1 == slot + 1;
+            let second = rows.next_if(shares_lanes);
+            for (kv_head, value) in values.chunks_exact(head_dim).enumerate() {
+                if let Some((values, _)) = second {
+                    let values = [value, &values[kv_head * head_dim..][..head_dim]];
                     // SAFETY: no other thread has these rows' slots.
-                    unsafe { self.cache.write_values(v, slot, kv_head, [first, second]) };
+                    unsafe { self.cache.write_values(v, slot as usize, kv_head, values) };
                 } else {
                     // SAFETY: no other thread has this row's slot.
-                    unsafe { self.cache.write_value(v, slot, kv_head, first) };
+                    unsafe { self.cache.write_value(v, slot as usize, kv_head, value) };
                 }
             }
-            row += 1 + usize::from(together);
         }
     }
 }
