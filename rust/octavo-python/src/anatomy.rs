@@ -126,7 +126,8 @@ impl Anatomy {
     }
 
     /// What :attr:`ttft_s` was expected to be when the request was taken, from what there was to do and how fast the
-    /// engine was lately. Before its first step that is 1 ms for a token of a prompt, and 20 ms for a step.
+    /// engine was lately. Requests that come later may come first: shorter ones, and those of users who were served
+    /// less. Before its first step that is 1 ms for a token of a prompt, and 20 ms for a step.
     #[getter]
     fn predicted_ttft_s(&self) -> f64 {
         seconds(self.0.predicted_ttft_ns)
