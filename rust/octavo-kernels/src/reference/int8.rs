@@ -47,10 +47,11 @@ pub fn block(head_dim: usize) -> usize {
     1 << head_dim.trailing_zeros()
 }
 
-/// What is kept of a key or value of one head.
+/// What is kept of a key or value of one head: nothing that is a number, if a component is none or infinite.
 pub fn round(x: &mut [f32]) {
     let scale = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
     let inverse = if scale < f32::MIN_POSITIVE { 0.0 } else { 1.0 / scale };
-    // What is no number becomes -127.
-    x.iter_mut().for_each(|x| *x = (*x * inverse).max(-127.0).round_ties_even() * scale);
+    // 0, or no number where a component is none or infinite: integers cannot say so.
+    let none: f32 = x.iter().map(|x| x * 0.0).sum();
+    x.iter_mut().for_each(|x| *x = (*x * inverse).max(-127.0).round_ties_even() * (scale + none));
 }

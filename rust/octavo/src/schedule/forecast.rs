@@ -31,7 +31,7 @@ const STEPS: f64 = 32.0;
 /// Nobody is told to stay away for longer than a place is to be expected to take and this part of that.
 const MOST_SPREAD: f64 = 0.4;
 /// Nobody is told to come back sooner, in nanoseconds.
-const LEAST_PLACE_NS: f64 = 1e6;
+pub const LEAST_PLACE_NS: u64 = 1_000_000;
 
 /// Running sums of two things, old ones fading.
 #[derive(Clone, Copy, Debug, Default)]
@@ -264,7 +264,7 @@ impl Load {
     pub fn place_ns(&self, ends: usize, unseen: &Unseen, now: Time) -> u64 {
         let (elapsed, left) = self.step_under_way(now);
         let expected = (self.ends_ns(ends as f64, unseen) - elapsed).max(left);
-        (expected * (1.0 + self.spread(ends as f64))).max(LEAST_PLACE_NS) as u64
+        ((expected * (1.0 + self.spread(ends as f64))) as u64).max(LEAST_PLACE_NS)
     }
 
     /// For how many nanoseconds the step under way has run, and will run.

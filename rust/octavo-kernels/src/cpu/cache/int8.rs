@@ -53,11 +53,14 @@ impl Element for Int8 {
 
     #[inline(always)]
     fn scale<V: Vector>(v: V, row: &[f32]) -> Scale {
-        let mut largest = v.splat(0.0);
+        let (zero, mut largest, mut none) = (v.splat(0.0), v.splat(0.0), v.splat(0.0));
         for x in row.as_chunks::<16>().0 {
-            largest = v.max(v.abs(v.load(x)), largest);
+            let x = v.load(x);
+            (largest, none) = (v.max(v.abs(x), largest), v.fma(x, zero, none));
         }
-        unit(v.max_lane(largest), 127.0)
+        // Bytes are always numbers: what is none, or infinite, is told by the scale.
+        let Scale { scale, inverse } = unit(v.max_lane(largest), 127.0);
+        Scale { scale: scale + v.sum(none), inverse }
     }
     #[inline(always)]
     fn store<V: Vector>(v: V, x: V::F32, scale: Scale, half: Half, to: &mut [Self; 16]) {
@@ -128,9 +131,10 @@ impl Element for Int8 {
             let scales = v.load(sixteen(scales, at));
             for m in 0..M {
                 let weight = Self::powers(v, v.sub(v.load(sixteen(&scores[m], at)), v.splat(shifts[m])));
-                sums[m] = v.add(sums[m], weight);
-                // What is not seen may have anything as a scale.
+                // What is not seen may have anything as a scale. What is seen and is no number leaves none.
+                let sum = v.add(sums[m], weight);
                 let weight = v.select_less(zero, weight, v.mul(weight, scales), zero);
+                sums[m] = v.fma(weight, zero, sum);
                 largest[m] = v.max(largest[m], weight);
                 v.store(weight, sixteen_mut(&mut scores[m], at));
             }
@@ -168,5 +172,42 @@ impl Element for Int8 {
     #[inline(always)]
     fn end_output<V: Vector>(v: V, output: V::I32, weights: Unit) -> V::F32 {
         v.mul(v.to_f32(output), v.splat(weights.scale))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{isa::Isa, vector::Kernel};
+
+    /// The scale of a row, and the sum of two weights for values of which one has that scale.
+    struct Kept<'a>(&'a [f32]);
+
+    impl Kernel for Kept<'_> {
+        type Output = (f32, f32);
+        #[inline(always)]
+        fn run<V: Vector>(self, v: V) -> (f32, f32) {
+            let Scale { scale, .. } = Int8::scale(v, self.0);
+            let (mut scores, mut scales) = ([[f32::NEG_INFINITY; KV_SPLIT]; 1], [f32::NAN; KV_SPLIT]);
+            (scores[0][3], scores[0][4], scales[3], scales[4]) = (0.0, 0.0, scale, 1.0);
+            let weights = &mut [[[0; 2]; KV_SPLIT]; 1];
+            let [(sum, _)] = Int8::weights(v, &mut scores, &[0.0], &scales, 0..32, weights);
+            (scale, sum)
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        for isa in Isa::available() {
+            for at in [0, 5, 17, 47] {
+                let mut row: Vec<f32> = (0..48).map(|i| i as f32 - 20.0).collect();
+                assert_eq!(isa.run(Kept(&row)), (27.0 / 127.0, 2.0), "{}", isa.describe());
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    row[at] = bad;
+                    let (scale, sum) = isa.run(Kept(&row));
+                    assert!(scale.is_nan() && sum.is_nan(), "{bad} on {}: {scale}, {sum}", isa.describe());
+                }
+            }
+        }
     }
 }

@@ -8,8 +8,9 @@
 //! kept up to the claimant's share; no more than the queue has, or were asked for. Users within their share, and who have
 //! nothing yet and want more than it at once, come in the order in which they were first refused: a place in the queue is kept
 //! for what was asked for earlier, and one in which a request would run at once for whoever is due just now, since it would
-//! stay empty for all others. So everybody may fill the queue while nobody else wants to wait, nobody who was taken is sent
-//! away for others, whoever obeys is let in, and who never comes back keeps nobody out for long.
+//! stay empty for all others; and no longer than a moment, for one after the other may be due and never come. So everybody
+//! may fill the queue while nobody else wants to wait, nobody who was taken is sent away for others, whoever obeys is let in,
+//! and who never comes back keeps nobody out for long.
 //!
 //! Within a user a claim keeps its places from calls of lower priority, and from those that come later while others of the
 //! user are here. Which of a user's callers it is that comes, nobody knows: when a claim is due, the one that was told to, and
@@ -25,6 +26,9 @@ use crate::schedule::SchedulerConfig;
 
 /// A claim stands at least so long, in nanoseconds: who was told to come back in a millisecond may need some.
 const LEAST_CLAIM_NS: u64 = 100_000_000;
+/// Within a share a place in which a request would run at once stays empty for others no longer, in nanoseconds: whoever was
+/// about due when somebody first wanted it has had all of its time.
+const MOST_VACANT_NS: u64 = 2 * LEAST_CLAIM_NS;
 /// The most claims that stand at a time.
 const MOST_CLAIMS: usize = 1024;
 /// The most of one user.
@@ -68,6 +72,8 @@ pub struct Full {
     pub kept: usize,
     /// How many have to end before there is one.
     pub ends: usize,
+    /// One is empty, and is kept for others no longer than so many nanoseconds.
+    pub vacant_ns: Option<u64>,
 }
 
 /// A user who has requests here, or a claim.
@@ -128,6 +134,8 @@ pub struct Door {
     claims: BTreeSet<(Time, Arc<str>, ClaimId)>,
     /// Refusals so far.
     refusals: u64,
+    /// Since when somebody within its share wants a place in which it would run at once. `None`: there is none, or nobody does.
+    vacant_since: Option<Time>,
 }
 
 impl Door {
@@ -140,7 +148,11 @@ impl Door {
         let is_here = self.guests.get(&call.user).is_some_and(|own| own.held > 0);
         let kept_now = kept + if is_here { of_own } else { 0 };
         if living + kept_now + call.count > most {
-            return Err(Full { living, kept: kept_now, ends: living + kept + of_own + call.count - most });
+            let ends = living + kept + of_own + call.count - most;
+            let is_vacant = self.would_run(config, call) && !self.is_over_share(config, call);
+            let since = is_vacant.then(|| *self.vacant_since.get_or_insert(now));
+            let vacant_ns = since.map(|since| MOST_VACANT_NS.saturating_sub(now.since(since)));
+            return Err(Full { living, kept: kept_now, ends, vacant_ns });
         }
         let ahead = self.ahead(call);
         let guest = self.guests.entry(call.user.clone()).or_default();
@@ -151,6 +163,9 @@ impl Door {
             (claim.count, claim.met) = (1, true);
         }
         self.living += call.count;
+        if self.living >= config.max_num_seqs {
+            self.vacant_since = None;
+        }
         Ok(ahead)
     }
 
@@ -217,16 +232,39 @@ impl Door {
         }
     }
 
+    /// Whether a call would run at once.
+    fn would_run(&self, config: &SchedulerConfig, call: &Call) -> bool {
+        self.living + call.count <= config.max_num_seqs
+    }
+
+    /// Whether a call would run at once, and in a place that was empty for others long enough.
+    fn may_run(&self, config: &SchedulerConfig, call: &Call, now: Time) -> bool {
+        let is_over = |since| now.since(since) >= MOST_VACANT_NS;
+        self.would_run(config, call) && self.vacant_since.is_some_and(is_over)
+    }
+
+    /// The share of a user of whom this call is.
+    fn share(&self, config: &SchedulerConfig, call: &Call) -> usize {
+        let users = self.guests.len() + usize::from(!self.guests.contains_key(&call.user));
+        (limits::most_living(config) / users).max(1)
+    }
+
+    /// Whether its user would have more than its share, and has some of it.
+    fn is_over_share(&self, config: &SchedulerConfig, call: &Call) -> bool {
+        let held = self.guests.get(&call.user).map_or(0, |own| own.held);
+        held > 0 && held + call.count > self.share(config, call)
+    }
+
     /// Places that a call may not have although nobody is in them.
     fn kept_from(&self, config: &SchedulerConfig, call: &Call, now: Time) -> usize {
-        let own = self.guests.get(&call.user);
-        let of_own = || own.into_iter().flat_map(Guest::unmet);
-        let for_own: usize = of_own().filter(|((at, _), _)| *at > call.priority).map(|(_, claim)| claim.count).sum();
-        let users = self.guests.len() + usize::from(own.is_none());
-        let share = (limits::most_living(config) / users).max(1);
-        let held = own.map_or(0, |own| own.held);
-        let for_others = if held > 0 && held + call.count > share {
+        let (share, may_run) = (self.share(config, call), self.may_run(config, call, now));
+        let of_own = || self.guests.get(&call.user).into_iter().flat_map(Guest::unmet);
+        let above = of_own().filter(|((at, _), _)| !may_run && *at > call.priority);
+        let for_own: usize = above.map(|(_, claim)| claim.count).sum();
+        let for_others = if self.is_over_share(config, call) {
             self.for_shares(config, call, share)
+        } else if may_run {
+            0
         } else {
             let first = of_own().filter(|((at, _), _)| *at <= call.priority).map(|(_, claim)| claim.since).min();
             self.for_earlier(config, call, share, first.unwrap_or(now), now)
@@ -236,11 +274,10 @@ impl Door {
 
     /// What is kept for calls of its user at its priority that were refused before.
     fn kept_for_own(&self, config: &SchedulerConfig, call: &Call, now: Time) -> usize {
-        let Some(own) = self.guests.get(&call.user) else { return 0 };
-        let would_wait = self.living + call.count > config.max_num_seqs;
-        let whose = own.due(call.priority, now);
+        let Some(own) = self.guests.get(&call.user).filter(|_| !self.may_run(config, call, now)) else { return 0 };
+        let (would_run, whose) = (self.would_run(config, call), own.due(call.priority, now));
         let earlier = own.unmet().filter(|(id, _)| id.0 == call.priority && whose.is_none_or(|whose| *id < whose));
-        earlier.filter(|(_, claim)| would_wait || claim.is_about_due(now)).map(|(_, claim)| claim.count).sum()
+        earlier.filter(|(_, claim)| !would_run || claim.is_about_due(now)).map(|(_, claim)| claim.count).sum()
     }
 
     /// Others who have claims, and less than their share.
@@ -268,10 +305,10 @@ impl Door {
 
     /// What is kept from who was first refused at `first`, or comes new.
     fn for_earlier(&self, config: &SchedulerConfig, call: &Call, share: usize, first: Time, now: Time) -> usize {
-        let would_wait = self.living + call.count > config.max_num_seqs;
+        let would_run = self.would_run(config, call);
         let earlier = |guest: &Guest| {
             let counts =
-                guest.unmet().filter(|(_, claim)| claim.since < first && (would_wait || claim.is_about_due(now)));
+                guest.unmet().filter(|(_, claim)| claim.since < first && (!would_run || claim.is_about_due(now)));
             let (sum, most) = counts.fold((0, 0), |(sum, most): (usize, usize), (_, claim)| {
                 (sum.saturating_add(claim.count), most.max(claim.count))
             });
@@ -324,7 +361,7 @@ mod tests {
             door.enter(&config, &call("a", 0, 1), Time(0)).expect("there is room");
         }
         let full = door.enter(&config, &call("a", 0, 2), Time(0));
-        assert_eq!(full, Err(Full { living: 12, kept: 0, ends: 2 }));
+        assert_eq!(full, Err(Full { living: 12, kept: 0, ends: 2, vacant_ns: None }));
         assert_eq!((door.living(), door.guests()), (12, 1));
     }
 
@@ -337,7 +374,7 @@ mod tests {
         door.claim(&call("b", 0, 1), Time(0), SECOND);
         door.leave(&"a".into(), 0);
         let full = door.enter(&config, &call("a", 0, 1), Time(SECOND)).expect_err("kept");
-        assert_eq!(full, Full { living: 11, kept: 6, ends: 6 });
+        assert_eq!(full, Full { living: 11, kept: 6, ends: 6, vacant_ns: None });
         door.enter(&config, &call("b", 0, 1), Time(SECOND)).expect("kept for it");
         (0..6).for_each(|_| door.leave(&"a".into(), 0));
         assert!(door.enter(&config, &call("a", 0, 1), Time(SECOND)).is_ok(), "its own share");
@@ -430,9 +467,36 @@ mod tests {
     }
 
     #[test]
+    fn an_idle_engine_waits_for_nobody_for_long_who_was_refused_and_never_comes() {
+        // Users with names of their own, or one with several priorities.
+        for (max_num_seqs, max_queue, named) in
+            [(1, 0, true), (1, 0, false), (4, 0, true), (4, 0, false), (4, 4, false)]
+        {
+            let (config, mut door) = (config(max_num_seqs, max_queue), Door::default());
+            let (most, name) =
+                (max_num_seqs + max_queue, |i: usize| if named { format!("user {i}") } else { "one".into() });
+            door.enter(&config, &call("x", 0, most), Time(0)).expect("there is room");
+            for i in 0..100 {
+                let (call, now) = (call(&name(i), if named { 0 } else { 1 + i as i32 % 3 }, 1), Time(i as u64));
+                let full = door.enter(&config, &call, now).expect_err("it is full");
+                door.claim(&call, now, full.ends as u64 * SECOND / 50);
+            }
+            (0..most).for_each(|_| door.leave(&"x".into(), 0));
+            let idle = SECOND / 5;
+            let full = door.enter(&config, &call(&name(100), 0, 1), Time(idle)).expect_err("somebody else is due");
+            assert_eq!(full.vacant_ns, Some(MOST_VACANT_NS));
+            assert!(door.enter(&config, &call(&name(100), 0, 1), Time(idle + MOST_VACANT_NS - 1)).is_err());
+            for i in 0..max_num_seqs {
+                door.enter(&config, &call(&name(100 + i), 0, 1), Time(idle + MOST_VACANT_NS))
+                    .expect("nobody came for it");
+            }
+        }
+    }
+
+    #[test]
     fn a_claim_lasts_no_longer_for_others_of_its_user() {
-        let (config, mut door) = (config(2, 0), Door::default());
-        door.enter(&config, &call("x", 0, 2), Time(0)).expect("there is room");
+        let (config, mut door) = (config(2, 2), Door::default());
+        door.enter(&config, &call("x", 0, 4), Time(0)).expect("there is room");
         door.claim(&call("a", 5, 2), Time(0), SECOND);
         (0..2).for_each(|_| door.leave(&"x".into(), 0));
         for now in [1, SECOND, 2 * SECOND - 1] {
