@@ -27,7 +27,7 @@ class QueueFullError(OctavoError):
     """As many requests are running and waiting as may; try again later."""
 
     #: Seconds after which there will mostly be room: always a number above 0. Places that become free by then are kept
-    #: for users who were refused and hold less than their share, and within a user for calls that were refused first.
+    #: for users who were refused and hold less than their share. Callers who share a name are told the same place.
     retry_after: float
 
 

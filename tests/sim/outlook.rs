@@ -353,21 +353,14 @@ fn a_first_token_comes_about_when_it_was_told_to_whatever_else_there_is() {
 #[test]
 fn whoever_comes_back_when_told_to_mostly_finds_a_place() {
     let mut cases = Vec::new();
-    for (places, queue, callers, early) in [
-        (8, 4, 20, false),
-        (8, 4, 20, true),
-        (8, 4, 14, false),
-        (16, 8, 40, false),
-        (64, 16, 200, false),
-        (8, 0, 12, false),
-    ] {
-        for each_its_own in [true, false] {
-            let answer = (20, if early { 400 } else { 100 });
-            let kind = Kind { each_its_own, early, prompt: (10, 60), answer, ..STRANGER };
-            let name =
-                format!("{callers} callers for {places} and {queue}, each its own: {each_its_own}, early: {early}");
-            cases.push(case(name, places, queue, vec![Comes::Loop { callers, until_s: 20.0, kind }]));
-        }
+    for (places, queue, callers, early) in
+        [(8, 4, 20, false), (8, 4, 20, true), (8, 4, 14, false), (16, 8, 40, false), (64, 16, 200, false)]
+    {
+        // Callers who share a name are told the same place.
+        let answer = (20, if early { 400 } else { 100 });
+        let kind = Kind { each_its_own: true, early, prompt: (10, 60), answer, ..STRANGER };
+        let name = format!("{callers} callers for {places} and {queue}, early: {early}");
+        cases.push(case(name, places, queue, vec![Comes::Loop { callers, until_s: 20.0, kind }]));
     }
     hours(&cases, 1, |name, case, hours| {
         let (found, ratios) =
@@ -380,8 +373,14 @@ fn whoever_comes_back_when_told_to_mostly_finds_a_place() {
         let count = found.len();
         let [p10, p50, p90] = tenths(ratios);
         println!("{name}: {:.0} % of {count} found a place; {p10:.2} {p50:.2} {p90:.2}", 100.0 * share);
-        // Answers that end early end when nobody expects it; and where nobody may wait, whoever just left is back first.
-        let least = if case.queue == 0 { 0.4 } else { 0.5 };
+        // Answers that end early end when nobody expects it.
+        let least = if name.ends_with("early: true") {
+            0.5
+        } else if case.queue > 8 {
+            0.6
+        } else {
+            0.8
+        };
         assert!(count > 50 && share > least, "{name}: {share:.2} of {count} found a place");
         assert!((0.6..1.1).contains(&p50), "{name}: {p10:.2} {p50:.2} {p90:.2}");
     });

@@ -20,7 +20,7 @@ use crate::grammar::{Grammars, Guide};
 use crate::kv::CacheExplanation;
 use crate::request::{Request, RequestId, SamplingParams, Time, Wanted};
 use crate::sample::random;
-use crate::schedule::{Forecast, LEAST_PLACE_NS, SchedulerConfig, Unseen};
+use crate::schedule::{Forecast, SchedulerConfig, Unseen};
 use crate::stages::queue::door::{Ahead, Call};
 use crate::stages::queue::limits;
 use crate::stages::stream::{StreamParams, TextStream};
@@ -218,9 +218,7 @@ impl Engine {
         let now = self.shared.now();
         let entered = self.shared.door().enter(&self.limits, call, now);
         entered.map_err(|full| {
-            let place_ns = self.shared.place_ns(full.ends);
-            let retry_after_ns =
-                full.vacant_ns.map_or(place_ns, |vacant_ns| vacant_ns.max(LEAST_PLACE_NS).min(place_ns));
+            let retry_after_ns = self.shared.place_ns(full.ends);
             self.shared.door().claim(call, now, retry_after_ns);
             let (live, kept, most) = (full.living, full.kept, limits::most_living(&self.limits));
             SubmitError::QueueFull { live, kept, most, retry_after: Duration::from_nanos(retry_after_ns) }

@@ -31,7 +31,7 @@ const STEPS: f64 = 32.0;
 /// Nobody is told to stay away for longer than a place is to be expected to take and this part of that.
 const MOST_SPREAD: f64 = 0.4;
 /// Nobody is told to come back sooner, in nanoseconds.
-pub const LEAST_PLACE_NS: u64 = 1_000_000;
+const LEAST_PLACE_NS: u64 = 1_000_000;
 
 /// Running sums of two things, old ones fading.
 #[derive(Clone, Copy, Debug, Default)]

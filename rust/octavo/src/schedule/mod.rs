@@ -35,7 +35,7 @@ mod running;
 mod step;
 
 use forecast::Habits;
-pub use forecast::{Forecast, LEAST_PLACE_NS, Load, Unseen};
+pub use forecast::{Forecast, Load, Unseen};
 pub use interface::{Command, Event, SchedulerConfig, SchedulerStats};
 use pace::{Pace, PromptRows};
 pub use running::Running;
