@@ -218,9 +218,9 @@ fn a_ragged_batch_with_every_shape_of_heads() {
     }
 }
 
-/// Pairs of positions, or four, that begin and end in the middle of what is seen, and windows that do.
+/// Pairs of positions that begin and end in the middle of what is seen, and windows that do.
 #[test]
-fn every_shape_of_heads_in_pairs_and_fours() {
+fn every_shape_of_heads_in_pairs() {
     let (contexts, new_rows) = ([1, 18, 63, 257, 301], [1, 2, 20, 1, 5]);
     for (i, shape) in SHAPES.into_iter().chain([(2, 1, 112), (1, 1, 512)]).enumerate() {
         for dtype in [CacheDtype::Bf16, CacheDtype::Int8] {

@@ -90,7 +90,7 @@ def test_tools_need_messages(tiny: octavo.LLM) -> None:
         ({"kv_cache_bytes": 0}, octavo.ModelLoadError),
         ({"kv_cache_dtype": "fp4"}, octavo.ModelLoadError),
         ({"kv_cache_dtype": "fp8_e4m3"}, octavo.ModelLoadError),
-        ({"kv_cache_dtype": "int8", "device": "cuda"}, octavo.OctavoError),
+        ({"kv_cache_dtype": "int8", "device": "cuda"}, octavo.ModelLoadError),
         ({"dtype": "f64"}, octavo.ModelLoadError),
         ({"seed": -1}, octavo.ModelLoadError),
         ({"kv_cache_bytes": 10}, octavo.OctavoError),

@@ -94,12 +94,12 @@ def test_mean_nll_is_within_one_percent(llm: octavo.LLM) -> None:
 
 
 def test_a_cache_of_integers_is_half_as_large_and_about_as_exact(smollm2: str) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    prompts = [prompt["ids"] for prompt in real_prompts().values() if prompt["n"] <= 400]
     logprobs, sizes = {}, {}
     for dtype in ("f32", "bf16", "int8"):
         with octavo.LLM(smollm2, kv_cache_dtype=dtype, kv_cache_bytes="64MiB") as llm:
-            assert f"{dtype}" in llm.facts.memory.split("KV cache")[1]
-            logits = llm.logits(llm.tokenize(text).ids[:600], positions="all").astype(np.float64)
+            assert dtype in llm.facts.memory.split("KV cache")[1]
+            logits = np.concatenate([llm.logits(ids, positions="all") for ids in prompts]).astype(np.float64)
             sizes[dtype] = llm.facts.block_bytes
         logits -= logits.max(axis=1, keepdims=True)
         logprobs[dtype] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -17,6 +17,9 @@
 //! Over a bfloat16 cache queries and weights are bfloat16 too, and a link of a chain is a pair of products, which some
 //! processors do in one instruction. Sums, scores and exponentials stay f32. Weights are summed as they are rounded, so
 //! what they weigh is still an average.
+//!
+//! Over a cache of integers queries are bytes and weights have 16 bits, and a score, and a split's output, is an exact sum
+//! of integers times scales.
 
 mod split; // one split of one item
 mod state; // how splits come together
@@ -235,31 +238,17 @@ pub(super) fn attention(
     assert!(qkv.len() == step.rows() * heads.qkv_width() && out.len() == step.rows() * heads.query_width());
     scratch.plan(step, heads, &mask, pool.threads());
     let (out, CacheLayer { group, layer }) = (SharedSlice::new(out), place);
+    macro_rules! run {
+        ($values:ident) => {{
+            let cache = LayerView { shape, values: $values, layer };
+            run(isa, pool, scratch, Job { step, cache, group, heads, mask, qkv, out });
+        }};
+    }
     match &cache.values {
-        Values::F32(values) => run(
-            isa,
-            pool,
-            scratch,
-            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
-        ),
-        Values::F16(values) => run(
-            isa,
-            pool,
-            scratch,
-            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
-        ),
-        Values::Bf16(values) => run(
-            isa,
-            pool,
-            scratch,
-            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
-        ),
-        Values::Int8(values) => run(
-            isa,
-            pool,
-            scratch,
-            Job { step, cache: LayerView { shape, values, layer }, group, heads, mask, qkv, out },
-        ),
+        Values::F32(values) => run!(values),
+        Values::F16(values) => run!(values),
+        Values::Bf16(values) => run!(values),
+        Values::Int8(values) => run!(values),
     }
 }
 

@@ -55,3 +55,27 @@ pub fn round(x: &mut [f32]) {
     let none: f32 = x.iter().map(|x| x * 0.0).sum();
     x.iter_mut().for_each(|x| *x = (*x * inverse).max(-127.0).round_ties_even() * (scale + none));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How far rounding takes a head off.
+    fn error(x: &[f32]) -> f32 {
+        let mut kept = x.to_vec();
+        round(&mut kept);
+        kept.iter().zip(x).map(|(kept, x)| (kept - x).powi(2)).sum::<f32>().sqrt()
+    }
+
+    #[test]
+    fn of_a_head_that_was_mixed_more_is_kept() {
+        for len in [48, 64, 128] {
+            let x: Vec<f32> = (0..len).map(|i| if i == 5 { 90.0 } else { (i as f32 * 1.7).sin() }).collect();
+            let mut mixed = x.clone();
+            mix(&mut mixed);
+            let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+            assert!((length(&mixed) / length(&x) - 1.0).abs() < 1e-5, "of {len}: mixing is a rotation");
+            assert!(error(&mixed) < 0.5 * error(&x), "of {len}: {} and {} off", error(&mixed), error(&x));
+        }
+    }
+}

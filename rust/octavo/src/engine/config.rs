@@ -114,17 +114,16 @@ impl EngineConfig {
                 self.max_num_seqs
             ));
         }
-        let message = match (self.kv_cache_dtype, self.device) {
+        match (self.kv_cache_dtype, self.device) {
             (Some(CacheDtype::Fp8E4m3), Device::Cpu) => {
-                "kv_cache_dtype=\"fp8_e4m3\" is for GPUs: on the CPU there are \"f32\", \"f16\", \"bf16\" and \"int8\""
+                let there_are = r#"on the CPU there are "f32", "f16", "bf16" and "int8""#;
+                return Err(format!(r#"kv_cache_dtype="fp8_e4m3" is for GPUs: {there_are}"#));
             }
             (Some(CacheDtype::Int8), Device::Cuda(_) | Device::CudaShim) => {
-                "kv_cache_dtype=\"int8\" is for CPUs: on a GPU there are \"f32\", \"f16\", \"bf16\" and \"fp8_e4m3\""
+                let there_are = r#"on a GPU there are "f32", "f16", "bf16" and "fp8_e4m3""#;
+                return Err(format!(r#"kv_cache_dtype="int8" is for CPUs: {there_are}"#));
             }
-            _ => "",
-        };
-        if !message.is_empty() {
-            return Err(message.to_owned());
+            _ => {}
         }
         let most = [
             ("max_num_seqs", self.max_num_seqs, 1 << 13),

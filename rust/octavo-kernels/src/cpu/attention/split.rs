@@ -377,10 +377,10 @@ impl<E: Element> Pass<'_, '_, E> {
     ) {
         let (stride, head_dim) = (acc.len() / M, self.job.heads.head_dim);
         let at: [usize; N] = std::array::from_fn(|n| component(i + n, head_dim) * E::VALUE_LANE);
-        let mut sums = [[E::begin_output(v, v.splat(0.0), units[0]); N]; M];
+        let mut sums = [[E::begin_output(v, v.splat(0.0)); N]; M];
         for m in 0..M {
             for n in 0..N {
-                sums[m][n] = E::begin_output(v, v.load(sixteen(acc, m * stride + 16 * (i + n))), units[m]);
+                sums[m][n] = E::begin_output(v, v.load(sixteen(acc, m * stride + 16 * (i + n))));
             }
         }
         for tile in positions.start / TILE..positions.end.div_ceil(TILE) {
@@ -437,7 +437,7 @@ impl<E: Element> Pass<'_, '_, E> {
                 let at = first % TILE * head_dim + component(i, head_dim) * E::VALUE_LANE;
                 // SAFETY: the lane is inside of the tile, and a component begins sixteen of it.
                 let values = E::keep(v, unsafe { E::load_values(v, values, at) }, kept.clone());
-                let output = E::begin_output(v, v.load(acc), unit);
+                let output = E::begin_output(v, v.load(acc));
                 let output = E::add_to_output(v, output, weights[lane], values);
                 v.store(E::end_output(v, output, unit), acc);
             }

@@ -88,7 +88,7 @@ pub(in crate::cpu) trait Element: Plain {
     fn keep<V: Vector>(v: V, lanes: Self::Lanes<V>, kept: Range<usize>) -> Self::Lanes<V>;
 
     /// An output to which products are to be added.
-    fn begin_output<V: Vector>(v: V, is: V::F32, weights: Unit) -> Self::Output<V>;
+    fn begin_output<V: Vector>(v: V, is: V::F32) -> Self::Output<V>;
 
     /// Adds the products of weights with lanes of values.
     fn add_to_output<V: Vector>(
@@ -111,9 +111,10 @@ pub(in crate::cpu) struct Scale {
     pub inverse: f32,
 }
 
-/// What a query, or weights, are in units of, where they are integers, and where sums of their products begin.
+/// What a query, or weights, are in units of, where they are integers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::cpu) struct Unit {
     pub scale: f32,
+    /// Where sums of a query's products begin, so that what keys are biased by is taken off.
     pub start: i32,
 }

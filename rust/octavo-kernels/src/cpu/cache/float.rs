@@ -241,7 +241,7 @@ impl<F: Float> Element for F {
         F::keep(v, lanes, kept)
     }
     #[inline(always)]
-    fn begin_output<V: Vector>(_: V, is: V::F32, _: Unit) -> V::F32 {
+    fn begin_output<V: Vector>(_: V, is: V::F32) -> V::F32 {
         is
     }
     #[inline(always)]

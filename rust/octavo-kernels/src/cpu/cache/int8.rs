@@ -162,8 +162,8 @@ impl Element for Int8 {
         lanes
     }
     #[inline(always)]
-    fn begin_output<V: Vector>(v: V, _: V::F32, weights: Unit) -> V::I32 {
-        v.splat_i32(weights.start)
+    fn begin_output<V: Vector>(v: V, _: V::F32) -> V::I32 {
+        v.splat_i32(0)
     }
     #[inline(always)]
     fn add_to_output<V: Vector>(v: V, output: V::I32, weights: [i16; 2], values: V::Bytes) -> V::I32 {
